@@ -1,0 +1,228 @@
+"""The command line: parse, call one function, print. Torch and pydantic come in only with the commands."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from ckbench import __version__
+from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
+
+app = typer.Typer(
+    name="ckbench",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers.",
+)
+
+StrategyOption = Annotated[
+    list[str] | None,
+    typer.Option("--strategy", "-s", help="Measure this strategy instead of the file's; repeat for more."),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Results folder.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value; repeatable.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Fresh processes per strategy.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One round, few steps: a first look, not a result.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Count out of memory as a failure (exit 1).")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Skip trials that ended ok or oom before.")]
+FormatOption = Annotated[str, typer.Option("--format", help="console, md, csv or json.")]
+
+QUICK = ("run.rounds=1", "run.min_steps=6", "run.max_seconds=1")
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="Study file (YAML).")],
+    strategy: StrategyOption = None,
+    device: DeviceOption = None,
+    out: OutOption = Path("results"),
+    set_: SetOption = None,
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    strict: StrictOption = False,
+    resume: ResumeOption = False,
+    format_: FormatOption = "console",
+) -> None:
+    """Measure every strategy named in a study file and print the table."""
+    from ckbench import study
+
+    loaded = study.load(file, sets=_sets(device, set_, rounds, quick), strategies=_parse_strategies(strategy))
+    _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path | None, typer.Argument(help="Base study; left out: a built-in one.")] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="model.n_layers: 2..48 (both ends), 2..48:2, 2..48x2, 2,4,8.")
+    ] = None,
+    width: Annotated[str | None, typer.Option("--width", help="model.d_model, same syntax.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="train.batch_size, same syntax.")] = None,
+    seq_len: Annotated[str | None, typer.Option("--seq-len", help="train.seq_len, same syntax.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="model.n_heads, same syntax.")] = None,
+    points: Annotated[int | None, typer.Option("--points", min=1, help="Thin each range to this many values.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid and how long it will take.")] = False,
+    strategy: StrategyOption = None,
+    device: DeviceOption = None,
+    out: OutOption = Path("results"),
+    set_: SetOption = None,
+    rounds: RoundsOption = None,
+    quick: QuickOption = False,
+    strict: StrictOption = False,
+    resume: ResumeOption = False,
+    format_: FormatOption = "console",
+) -> None:
+    """Measure over a range of model or training dimensions; ranges include both ends."""
+    from ckbench import examples, study, sweeping
+
+    given = {"layers": layers, "width": width, "batch": batch, "seq-len": seq_len, "heads": heads}
+    swept = sweeping.parse_axes(given, points)
+    path = file or examples.path("sweep_base.yaml")
+    loaded = study.load(
+        path, sets=_sets(device, set_, rounds, quick), strategies=_parse_strategies(strategy), swept=swept
+    )
+    if dry_run:
+        from ckbench.launch import Launcher
+
+        sys.stdout.write(sweeping.describe(loaded, Launcher()))
+        return
+    _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="Results folder, or one .jsonl file.")],
+    format_: FormatOption = "console",
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group-by", help="Key to make a table per value of, e.g. model.n_layers or strategy."),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Strategy that ratios are to; none by default.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every session, not only the newest per configuration.")] = False,
+) -> None:
+    """Rebuild tables from stored records; nothing is measured."""
+    from ckbench import reporting
+
+    sys.stdout.write(
+        reporting.report(path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=_width())
+    )
+
+
+@app.command("list")
+def list_(shelf: Annotated[str | None, typer.Argument(help="strategies, models, devices or reports.")] = None) -> None:
+    """List strategies, model families, devices and report formats."""
+    from ckbench import registry
+
+    shelves = (shelf,) if shelf else registry.SHELVES
+    for name in shelves:
+        if name not in registry.SHELVES:
+            raise CkbenchError(f"unknown shelf {name!r}{registry.did_you_mean(name, registry.SHELVES)}")
+        sys.stdout.write(f"{name}\n")
+        for plugin in registry.names(name):
+            sys.stdout.write(f"  {registry.summary(name, plugin)}\n")
+
+
+@app.command()
+def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto") -> None:
+    """Say what can be measured here: device, driver, versions, NVML, clocks, and what will be n/a and why."""
+    from ckbench import doctor as examination
+
+    sys.stdout.write(examination.examine(device))
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="Where to write the example studies.")] = Path("configs")) -> None:
+    """Write the example studies into a folder; existing files are left alone."""
+    from ckbench import examples
+
+    for line in examples.write(folder):
+        sys.stdout.write(line + "\n")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of study files, for editors."""
+    from ckbench import study_schema
+
+    sys.stdout.write(study_schema.text())
+
+
+def _version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"ckbench {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers."""
+
+
+def _sets(device: str | None, given: list[str] | None, rounds: int | None, quick: bool) -> tuple[str, ...]:
+    """Gather overrides; what is said most specifically comes last and wins."""
+    sets = list(QUICK) if quick else []
+    sets += given or []
+    if rounds is not None:
+        sets.append(f"run.rounds={rounds}")
+    if device is not None:
+        sets.append(f"run.device={device}")
+    return tuple(sets)
+
+
+def _parse_strategies(texts: list[str] | None) -> tuple[Any, ...]:
+    """Read --strategy values: a spec as typed, or a YAML mapping in braces."""
+    from ckbench.marked_yaml import read_value
+
+    return tuple(read_value(text) if text.lstrip().startswith("{") else text for text in texts or ())
+
+
+def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, format_: str) -> None:
+    """Run a study, print its table, and end with the exit code that tells how it went."""
+    from ckbench import registry, reporting, session
+    from ckbench.launch import Launcher
+    from ckbench.progress import watcher
+
+    registry.load("reports", format_)
+    launcher = Launcher(loaded.points("cuda")[0].run.start_method)
+    with watcher() as watching:
+        result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, resume=resume)
+    text = reporting.draw(result.records, format_=format_, notes=result.notes, width=_width())
+    sys.stdout.write(text)
+    sys.stderr.write(f"records: {result.path}\n" if result.records else "no trial was finished\n")
+    if result.is_interrupted:
+        sys.stderr.write("interrupted: the table is incomplete; --resume goes on with it\n")
+    code = session.exit_code(result, strict=strict)
+    if code:
+        raise typer.Exit(code)
+
+
+def _width() -> int | None:
+    """Give the terminal's width; None where output goes to a file or a pipe, so that nothing is cut."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def main() -> NoReturn:
+    """Run the command line; errors of ours become one line each and an exit code."""
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except CkbenchError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        code = EXIT_INTERRUPTED
+    sys.exit(code)

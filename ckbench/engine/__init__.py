@@ -1,0 +1,1 @@
+"""The engine: where plans meet tensors. Torch is imported from here down."""

@@ -1,0 +1,65 @@
+"""Count floating-point operations of one step, split at the turn from forward to backward."""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+Shape = tuple[int, ...]
+
+
+def attention_flops(query: Shape, key: Shape, value: Shape, *_args: Any, out_shape: Any = None, **_kwargs: Any) -> int:
+    """Count fused attention forward: scores and weighted sum, 2·B·H·S·T·(K + K_v).
+
+    ``query`` (B, H, S, K), ``key`` (B, G, T, K), ``value`` (B, G, T, K_v). Causal masks are counted as
+    full, as PyTorch's own formulas do for its CUDA kernels.
+    """
+    B, H, S, K = query
+    T, K_v = key[-2], value[-1]
+    return 2 * B * H * S * T * (K + K_v)
+
+
+def attention_backward_flops(
+    grad_out: Shape, query: Shape, key: Shape, value: Shape, *_args: Any, out_shape: Any = None, **_kwargs: Any
+) -> int:
+    """Count fused attention backward: scores again, then gradients of V, weights, Q and K (five products)."""
+    B, H, S, K = query
+    T, K_v = key[-2], value[-1]
+    return 2 * B * H * S * T * (3 * K + 2 * K_v)
+
+
+def _cpu_attention() -> dict[Any, Any]:
+    """Give formulas for the fused CPU kernels, which PyTorch's counter takes for nothing."""
+    aten = torch.ops.aten
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+    }
+
+
+class FlopCounter:
+    """An observer that counts: ``forward`` up to each turn, ``backward`` the rest, recomputation included."""
+
+    def __init__(self) -> None:
+        self._mode = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        self._at_last_event = 0
+        self._in_backward = False
+        self.forward = 0
+        self.backward = 0
+
+    def __enter__(self) -> "FlopCounter":
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._mode.__exit__(*details)
+
+    def at(self, event: str) -> None:
+        """Book what was counted since the last event."""
+        total = int(self._mode.get_total_flops())
+        grown, self._at_last_event = total - self._at_last_event, total
+        if self._in_backward:
+            self.backward += grown
+        else:
+            self.forward += grown
+        self._in_backward = event == "turn"

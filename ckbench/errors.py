@@ -1,0 +1,49 @@
+"""Every failure a user can cause, each with its exit code.
+
+CkbenchError            exit 2
+  ConfigError           a study file, an override or an option that cannot be used
+  PlanError             a strategy that cannot be applied to this stack
+  StoreError            a results folder that cannot be read or written
+  DeviceUnavailable     the asked device is not on this machine
+  NothingFits           exit 3: no strategy fits the budget
+"""
+
+from collections.abc import Sequence
+
+EXIT_OK = 0
+EXIT_TRIAL_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_NOTHING_FITS = 3
+EXIT_INTERRUPTED = 130
+
+
+class CkbenchError(Exception):
+    """A message for a person; printed as it is, without a traceback."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class ConfigError(CkbenchError):
+    """One or more faults in a study, each a line of its own."""
+
+    def __init__(self, faults: str | Sequence[str]) -> None:
+        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class PlanError(CkbenchError):
+    """A strategy or an option that cannot work on this stack of blocks."""
+
+
+class StoreError(CkbenchError):
+    """A results folder that cannot be used."""
+
+
+class DeviceUnavailable(CkbenchError):
+    """The device that was asked for is not there; there is no silent fallback."""
+
+
+class NothingFits(CkbenchError):
+    """No strategy fits the budget."""
+
+    exit_code = EXIT_NOTHING_FITS

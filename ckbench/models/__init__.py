@@ -1,0 +1,1 @@
+"""Model families: one file each, plain modules that know nothing of checkpointing."""

@@ -1,0 +1,80 @@
+"""Causal self-attention with grouped key/value heads and a selectable backend.
+
+Shapes: B batch, S sequence, D d_model, H query heads, G key/value heads, K width of a head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ckbench.config import ModelConfig
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class SelfAttention(nn.Module):
+    """Project to queries, keys and values, attend causally, project back."""
+
+    def __init__(self, config: ModelConfig, *, bias: bool) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.n_kv_heads = config.n_kv_heads or config.n_heads
+        self.d_head = config.d_model // config.n_heads
+        self.backend = config.attention
+        self.dropout = config.dropout
+        d_kv = self.n_kv_heads * self.d_head
+        self.split = (config.d_model, d_kv, d_kv)
+        self.qkv = nn.Linear(config.d_model, sum(self.split), bias=bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=bias)
+        self.out_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Attend. ``rotation`` holds cosines and sines (S, K) for rotary positions."""
+        B, S, D = x_BSD.shape
+        q, k, v = self.qkv(x_BSD).split(self.split, dim=-1)
+        q_BHSK = q.view(B, S, self.n_heads, self.d_head).transpose(1, 2)
+        k_BGSK = k.view(B, S, self.n_kv_heads, self.d_head).transpose(1, 2)
+        v_BGSK = v.view(B, S, self.n_kv_heads, self.d_head).transpose(1, 2)
+        if rotation is not None:
+            q_BHSK, k_BGSK = rotate(q_BHSK, *rotation), rotate(k_BGSK, *rotation)
+        y_BHSK = self.attend(q_BHSK, k_BGSK, v_BGSK)
+        y_BSD = y_BHSK.transpose(1, 2).reshape(B, S, D)
+        y_BSD = self.out_dropout(self.out(y_BSD))
+        return y_BSD
+
+    def attend(self, q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor) -> Tensor:
+        """Weigh the values by softmax(QK^T / sqrt(K)) through the configured backend."""
+        dropout = self.dropout if self.training else 0.0
+        if self.backend == "eager":
+            repeat = self.n_heads // self.n_kv_heads
+            k, v = k_BGSK, v_BGSK
+            if repeat > 1:
+                k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+            scores_BHSS = q_BHSK @ k.transpose(-2, -1) / math.sqrt(self.d_head)
+            S = scores_BHSS.shape[-1]
+            future = torch.ones(S, S, dtype=torch.bool, device=scores_BHSS.device).triu(1)
+            weights_BHSS = scores_BHSS.masked_fill(future, float("-inf")).softmax(dim=-1)
+            return F.dropout(weights_BHSS, dropout, self.training) @ v
+        grouped = self.n_kv_heads != self.n_heads
+        if self.backend == "auto":
+            return F.scaled_dot_product_attention(
+                q_BHSK, k_BGSK, v_BGSK, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+            )
+        with sdpa_kernel(BACKENDS[self.backend]):
+            return F.scaled_dot_product_attention(
+                q_BHSK, k_BGSK, v_BGSK, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+            )
+
+
+def rotate(x_BHSK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+    """Turn each pair of a head's halves by its position's angle (RoPE, arXiv 2104.09864)."""
+    first, second = x_BHSK.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return x_BHSK * cos_SK.to(x_BHSK.dtype) + turned * sin_SK.to(x_BHSK.dtype)

@@ -1,0 +1,100 @@
+"""llama: decoder with RMSNorm, SwiGLU, rotary positions and grouped-query attention (arXiv 2302.13971).
+
+Shapes: B batch, S sequence, D d_model, K width of a head, V vocab_size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ckbench.config import ModelConfig
+from ckbench.models._attention import SelfAttention
+from ckbench.models._ffn import Ffn
+from ckbench.models.base import BuiltModel
+
+NORM_EPS = 1e-5
+ROPE_BASE = 10_000.0
+
+
+class Block(nn.Module):
+    """One layer: attention and FFN, each with a norm and a residual sum."""
+
+    def __init__(self, config: ModelConfig, d_ff: int) -> None:
+        super().__init__()
+        self.pre_norm = config.norm_position == "pre"
+        self.norm_1 = nn.RMSNorm(config.d_model, eps=NORM_EPS)
+        self.attention = SelfAttention(config, bias=False)
+        self.norm_2 = nn.RMSNorm(config.d_model, eps=NORM_EPS)
+        self.ffn = Ffn(config.d_model, d_ff, config.ffn_activation(), config.dropout, bias=False)
+
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Add what attention and FFN find to the residual stream."""
+        if self.pre_norm:
+            x_BSD = x_BSD + self.attention(self.norm_1(x_BSD), rotation)
+            return x_BSD + self.ffn(self.norm_2(x_BSD))
+        x_BSD = self.norm_1(x_BSD + self.attention(x_BSD, rotation))
+        y_BSD: Tensor = self.norm_2(x_BSD + self.ffn(x_BSD))
+        return y_BSD
+
+
+class Llama(nn.Module):
+    """Embed, run the stack, read out."""
+
+    cos_SK: Tensor
+    sin_SK: Tensor
+
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        super().__init__()
+        vocab_size, D = config.vocab_size, config.d_model
+        self.tokens = nn.Embedding(vocab_size, D) if vocab_size else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList([Block(config, d_ff) for d_ff in config.ffn_widths()])
+        self.norm = nn.RMSNorm(D, eps=NORM_EPS) if config.norm_position == "pre" else nn.Identity()
+        self.head = nn.Linear(D, vocab_size, bias=False) if config.head == "lm" and vocab_size else None
+        cos_SK, sin_SK = rotation_table(seq_len, D // config.n_heads)
+        self.register_buffer("cos_SK", cos_SK, persistent=False)
+        self.register_buffer("sin_SK", sin_SK, persistent=False)
+        self.apply(_init)
+        if config.tie_embeddings and self.head is not None and self.tokens is not None:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map tokens (B, S) or vectors (B, S, D) to logits (B, S, V) or hidden states (B, S, D)."""
+        x_BSD = self.dropout(inputs if self.tokens is None else self.tokens(inputs))
+        S = x_BSD.shape[1]
+        rotation = (self.cos_SK[:S], self.sin_SK[:S])
+        for block in self.blocks:
+            x_BSD = block(x_BSD, rotation)
+        x_BSD = self.norm(x_BSD)
+        return x_BSD if self.head is None else self.head(x_BSD)
+
+
+def rotation_table(seq_len: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """Give cosines and sines (S, K) of every position's angles; both halves of a head share them."""
+    frequencies = ROPE_BASE ** (-torch.arange(0, d_head, 2).float() / d_head)
+    angles = torch.outer(torch.arange(seq_len).float(), frequencies)
+    angles_SK = torch.cat((angles, angles), dim=-1)
+    return angles_SK.cos(), angles_SK.sin()
+
+
+def _init(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def build(config: ModelConfig, seq_len: int) -> BuiltModel:
+    """Make a model with random weights from the global generator, on the default device."""
+    model = Llama(config, seq_len)
+    if config.freeze_embedding and model.tokens is not None:
+        model.tokens.weight.requires_grad_(False)
+    blocks = tuple(model.blocks)
+    return BuiltModel(module=model, blocks=blocks, parts=tuple(_parts(block) for block in blocks))
+
+
+def _parts(block: nn.Module) -> dict[str, tuple[nn.Module, ...]]:
+    assert isinstance(block, Block)
+    if block.pre_norm:
+        return {"attention": (block.norm_1, block.attention), "ffn": (block.norm_2, block.ffn)}
+    return {"attention": (block.attention,), "ffn": (block.ffn,)}
+
+
+PLUGIN = build

@@ -1,0 +1,197 @@
+"""What is recomputed, as data: a Plan is a tree of Regions over a stack of blocks.
+
+A strategy decides a Plan from the shape of the stack. The engine, the estimator and the planner all
+read the same Plan, so they cannot disagree about what a strategy means. No tensors live here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ckbench.errors import PlanError
+
+PARTS = ("block", "ffn", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackShape:
+    """What a strategy may know of a model: how many blocks, and which parts each one has."""
+
+    n_layers: int
+    parts: frozenset[str] = frozenset({"ffn", "attention"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A span that one checkpoint call covers: blocks ``start`` to ``stop - 1``, or a part of one block.
+
+    ``children`` are regions inside this one. Blocks of the span that no child covers run plainly
+    inside the region; they are recomputed with it.
+    """
+
+    start: int
+    stop: int
+    part: str = "block"
+    children: tuple["Region", ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise PlanError(f"a region covers one of {', '.join(PARTS)}, not {self.part!r}")
+        if self.start < 0 or self.stop <= self.start:
+            raise PlanError(f"a region needs at least one block, got {self.start} to {self.stop}")
+        if self.part != "block" and (self.stop - self.start != 1 or self.children):
+            raise PlanError("a region over a part lies inside one block and has no children")
+        check_apart(self.children, self.start, self.stop)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks in the span."""
+        return self.stop - self.start
+
+    def items(self) -> list["Region | int"]:
+        """List what the region runs, in order: child regions, and blocks that no child covers."""
+        items: list[Region | int] = []
+        at = self.start
+        for child in self.children:
+            items.extend(range(at, child.start))
+            items.append(child)
+            at = child.stop
+        items.extend(range(at, self.stop))
+        return items
+
+    def walk(self) -> Iterator["Region"]:
+        """Yield this region and all inside it, outermost first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The decision for one model.
+
+    ``early_stop`` ends a recomputation once every dropped tensor is back. ``preserve_rng`` restores
+    the random state so that dropout draws the same masks again. ``reentrant`` selects PyTorch's older
+    variant, which has no early stop.
+    """
+
+    n_layers: int
+    regions: tuple[Region, ...] = ()
+    early_stop: bool = True
+    preserve_rng: bool = True
+    reentrant: bool = False
+    parity: str = field(default="exact", compare=False)
+
+    def __post_init__(self) -> None:
+        by_part: dict[str, list[Region]] = {}
+        for region in self.regions:
+            by_part.setdefault(region.part, []).append(region)
+        if "block" in by_part and len(by_part) > 1:
+            raise PlanError("a plan covers whole blocks or parts of blocks, not both")
+        for regions in by_part.values():
+            check_apart(tuple(regions), 0, self.n_layers)
+        if self.reentrant and any(region.children for region in self.regions):
+            raise PlanError("reentrant checkpoints cannot be nested; drop reentrant or choose a flat strategy")
+
+    def walk(self) -> Iterator[Region]:
+        """Yield every region, outermost first."""
+        for region in self.regions:
+            yield from region.walk()
+
+    @property
+    def n_regions(self) -> int:
+        """Regions in the plan, nested ones included."""
+        return sum(1 for _ in self.walk())
+
+    def without_last_leaf(self) -> "Plan":
+        """Drop the last region that has no children (the option ``skip_last``).
+
+        Its recomputation would start at once, so keeping what is inside costs no peak
+        unless the head owns it.
+        """
+        return replace(self, regions=_without_last_leaf(self.regions))
+
+    def block_calls_backward(self) -> tuple[int, ...]:
+        """Predict how often each block's forward starts during backward, by block."""
+        calls = [0] * self.n_layers
+        for region in self.regions:
+            if region.part == "block":
+                self._count_replay(region, calls)
+        return tuple(calls)
+
+    def part_calls_backward(self, part: str) -> int:
+        """Predict how often a part (``ffn`` or ``attention``) runs again on its own, over all blocks."""
+        return sum(1 for region in self.regions if region.part == part)
+
+    def region_calls_backward(self) -> int:
+        """Predict how often a region's body starts during backward, a parent's replay included."""
+        return sum(self._region_starts(region) for region in self.regions)
+
+    def _count_replay(self, region: Region, calls: list[int]) -> None:
+        """Count one backward through ``region``: its own replay, then those of its children."""
+        for item in self._replayed(region):
+            for block in range(item.start, item.stop) if isinstance(item, Region) else (item,):
+                calls[block] += 1
+        for child in region.children:
+            self._count_replay(child, calls)
+
+    def _region_starts(self, region: Region) -> int:
+        starts = 1
+        for item in self._replayed(region):
+            if isinstance(item, Region):
+                starts += item_starts(item)
+        return starts + sum(self._region_starts(child) for child in region.children)
+
+    def _replayed(self, region: Region) -> list[Region | int]:
+        """List the items that a replay of ``region`` starts.
+
+        A child region saves only its input for its parent, so with early stop the parent's replay
+        ends before a last child starts: that child's own replay follows and does the work.
+        """
+        items = region.items()
+        if self.early_stop and not self.reentrant and isinstance(items[-1], Region):
+            return items[:-1]
+        return items
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the plan as plain data for a record."""
+        return asdict(self)
+
+
+def item_starts(region: Region) -> int:
+    """Count region bodies that start when ``region`` runs forward once: itself and all inside."""
+    return sum(1 for _ in region.walk())
+
+
+def check_apart(regions: tuple[Region, ...], start: int, stop: int) -> None:
+    """Refuse regions that overlap, are out of order, or leave ``start`` to ``stop``."""
+    at = start
+    for region in regions:
+        if region.start < at or region.stop > stop:
+            raise PlanError(f"region {region.start} to {region.stop} overlaps another or leaves {start} to {stop}")
+        at = region.stop
+
+
+def near_equal(n_layers: int, n_regions: int) -> list[tuple[int, int]]:
+    """Split a stack into spans whose lengths differ by at most one, longer ones first.
+
+    >>> near_equal(7, 3)
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    n_regions = max(1, min(n_regions, n_layers))
+    short, longer = divmod(n_layers, n_regions)
+    spans, at = [], 0
+    for i in range(n_regions):
+        length = short + (1 if i < longer else 0)
+        spans.append((at, at + length))
+        at += length
+    return spans
+
+
+def _without_last_leaf(regions: tuple[Region, ...]) -> tuple[Region, ...]:
+    if not regions:
+        return ()
+    *head, last = regions
+    if not last.children:
+        return tuple(head)
+    return (*head, replace(last, children=_without_last_leaf(last.children)))

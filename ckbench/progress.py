@@ -1,0 +1,97 @@
+"""Show how a session goes, on standard error: a bar in a terminal, a line per trial elsewhere."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ckbench.records import Record
+from ckbench.session import Job, Watcher
+from ckbench.units import format_bytes, format_duration, format_ms
+
+
+class Lines:
+    """One plain line per trial that has ended; no control characters."""
+
+    def __init__(self) -> None:
+        self.n_jobs = self.n_done = 0
+
+    def begin(self, n_jobs: int, n_resumed: int) -> None:
+        """Say how many trials there are."""
+        self.n_jobs = n_jobs
+        _write(opening(n_jobs, n_resumed))
+
+    def trial(self, job: Job, phase: str) -> None:
+        """Say nothing about phases."""
+
+    def done(self, job: Job, record: Record, left_s: float | None) -> None:
+        """Say how a trial ended."""
+        self.n_done += 1
+        _write(f"[{self.n_done}/{self.n_jobs}] {outcome(job, record)}; {format_duration(left_s)} left")
+
+
+class Bar:
+    """A progress bar with trial, phase and time left."""
+
+    def __init__(self, progress: Any) -> None:
+        self.progress = progress
+        self.task: Any = None
+
+    def begin(self, n_jobs: int, n_resumed: int) -> None:
+        """Start the bar."""
+        self.progress.console.print(opening(n_jobs, n_resumed), markup=False, highlight=False)
+        self.task = self.progress.add_task("starting", total=n_jobs, left="")
+
+    def trial(self, job: Job, phase: str) -> None:
+        """Name the trial and its phase."""
+        self.progress.update(self.task, description=f"{title(job)}: {phase}")
+
+    def done(self, job: Job, record: Record, left_s: float | None) -> None:
+        """Move on."""
+        self.progress.update(self.task, advance=1, left=f"{format_duration(left_s)} left")
+        if record.status != "ok":
+            self.progress.console.print(outcome(job, record), markup=False, highlight=False)
+
+
+def opening(n_jobs: int, n_resumed: int) -> str:
+    """Say how many trials will run."""
+    resumed = f", {n_resumed} are there from before" if n_resumed else ""
+    return f"{n_jobs} trials to run{resumed}; the first waits for PyTorch to load"
+
+
+def title(job: Job) -> str:
+    """Name a trial."""
+    place = f" ({job.place})" if job.place else ""
+    return f"{job.config.strategy.label}{place}, round {job.round + 1} of {job.config.run.rounds}"
+
+
+def outcome(job: Job, record: Record) -> str:
+    """Say how a trial ended, in one line."""
+    if record.status != "ok":
+        return f"{title(job)}: {record.status} in {record.failed_phase or 'the trial'}"
+    peak = "" if record.peak_allocated_bytes is None else f", peak {format_bytes(record.peak_allocated_bytes)}"
+    return f"{title(job)}: ok, {format_ms(record.step_s_median)} ms per step{peak}"
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def watcher() -> Iterator[Watcher]:
+    """Give a bar where standard error is a terminal, else plain lines."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress)

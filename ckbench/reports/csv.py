@@ -1,0 +1,46 @@
+"""csv: one line per row with raw units, an empty cell for unknown."""
+
+import csv
+import io
+import json
+from typing import Any
+
+from ckbench.compare import row_json
+from ckbench.table import Table
+
+LEFT_OUT = ("step_samples_s", "plan", "run", "environment", "strategy_spec")
+
+
+def render(table: Table, *, width: int | None = None) -> str:
+    """Give every scalar of every row; model and train as columns of their own."""
+    flat = [_flat(row_json(row)) for row in table.rows]
+    keys = list(dict.fromkeys(key for row in flat for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=keys, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if key in LEFT_OUT:
+            continue
+        if key in ("model", "train"):
+            flat.update({f"{key}.{name}": _cell(item) for name, item in value.items()})
+        else:
+            flat[key] = _cell(value)
+    return flat
+
+
+def _cell(value: Any) -> Any:
+    """Write a value; text that a spreadsheet would run as a formula is quoted."""
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+PLUGIN = render

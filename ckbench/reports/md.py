@@ -1,0 +1,37 @@
+"""md: a Markdown table with every column, for pull requests and papers' appendices."""
+
+import re
+
+from ckbench.table import Table
+
+
+def render(table: Table, *, width: int | None = None) -> str:
+    """Draw the table in Markdown; text from files is escaped."""
+    lines = [f"- {escape(line)}" for line in table.header]
+    if table.rows:
+        heads = [column.head for column in table.columns]
+        rules = ["--:" if column.is_number else "---" for column in table.columns]
+        lines += ["", _line([escape(head) for head in heads]), _line(rules)]
+        lines += [_line([escape(cell) for cell in cells]) for cells in table.cells()]
+    for title, texts in (
+        ("Did not end ok", table.failures),
+        ("Doubts", [str(doubt) for doubt in table.doubts]),
+        ("Not used", [str(skip) for skip in table.skipped]),
+    ):
+        if texts:
+            lines += ["", f"**{title}**", "", *(f"- {escape(text)}" for text in texts)]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Write text so that Markdown shows it as it is: no markup, no table cell, no HTML."""
+    text = " ".join(text.split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*_\[\]])", r"\\\1", text)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+PLUGIN = render

@@ -1,0 +1,207 @@
+"""Run a study: one trial after the other, rounds alternating, each record kept the moment it exists."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckbench import store
+from ckbench.config import RunConfig, StrategySpec
+from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED, ConfigError
+from ckbench.launch import Launcher
+from ckbench.records import FAILED, Record
+from ckbench.store import ResultStore
+from ckbench.study import Point, Study
+
+FINISHED = ("ok", "oom")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One trial to run, and the specs that share its plan and so its figures."""
+
+    config: RunConfig
+    round: int
+    aliases: tuple[StrategySpec, ...]
+    place: str
+    """What varies, for people: ``n_layers 4``."""
+
+
+class Watcher(Protocol):
+    """Told how a session goes; the command line draws a progress bar from it."""
+
+    def begin(self, n_jobs: int, n_resumed: int) -> None:
+        """Hear how many trials there are, and how many are there from before."""
+        ...
+
+    def trial(self, job: Job, phase: str) -> None:
+        """Hear that a trial has entered a phase."""
+        ...
+
+    def done(self, job: Job, record: Record, left_s: float | None) -> None:
+        """Hear that a trial has ended, and about how long the rest will take."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What a session has produced."""
+
+    session_id: str
+    path: Path
+    device: dict[str, Any]
+    notes: list[str]
+    records: list[dict[str, Any]] = field(default_factory=list)
+    is_interrupted: bool = False
+
+
+def open_study_device(study: Study, launcher: Launcher) -> tuple[dict[str, Any], list[Point], list[str]]:
+    """Find the study's device, and give its facts, the points for it, and what the header must say."""
+    device = launcher.probe(study.device())
+    kind = str(device["label"]).partition(":")[0]
+    points = study.points(kind)
+    notes = []
+    if kind == "cpu" and study.cpu_notes():
+        notes.append(f"on_cpu: this file is written for a GPU; on a CPU it measures {', '.join(study.cpu_notes())}")
+    return device, points, notes
+
+
+def run_session(study: Study, *, out: Path, launcher: Launcher, watcher: Watcher, resume: bool = False) -> Session:
+    """Measure every point of a study under every strategy. Ctrl-C ends it; what is finished is kept.
+
+    Raises CkbenchError before the first trial where something cannot work at all.
+    """
+    requested_device = study.device()
+    device, points, notes = open_study_device(study, launcher)
+    label = requested_device if requested_device.startswith("replay:") else str(device["label"])
+    jobs = list(plan_jobs(points, label))
+    session_id, finished = _resumable(out, jobs, device) if resume else ("", set())
+    session_id = session_id or uuid.uuid4().hex[:8]
+    with ResultStore(out, study.name, session_id) as results:
+        session = Session(session_id=session_id, path=results.path, device=device, notes=notes)
+        todo = [job for job in jobs if _key(job.config, job.round) not in finished]
+        watcher.begin(len(todo), len(jobs) - len(todo))
+        try:
+            _run_jobs(todo, session, results, launcher, watcher)
+        except KeyboardInterrupt:
+            session.is_interrupted = True
+    if resume:
+        earlier, _ = store.read(out)
+        session.records = [record for record in earlier if record["session_id"] == session_id]
+    return session
+
+
+def plan_jobs(points: list[Point], device_label: str) -> Iterator[Job]:
+    """List the trials: point by point; within a point rounds alternate A B C, C B A.
+
+    Specs with the same plan are measured once.
+    """
+    for point in points:
+        resolved = point.plans()
+        labels = [spec.label for spec, _, _ in resolved]
+        duplicates = {label for label in labels if labels.count(label) > 1}
+        if duplicates:
+            raise ConfigError(f"strategy {', '.join(sorted(duplicates))} is listed twice")
+        run = point.run.model_copy(update={"device": device_label})
+        firsts = [spec for spec, _, alias in resolved if alias is None]
+        place = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in point.varied)
+        for round_number in range(run.rounds):
+            for spec in firsts if round_number % 2 == 0 else reversed(firsts):
+                yield Job(
+                    config=replace(point, run=run).config(spec),
+                    round=round_number,
+                    aliases=tuple(other for other, _, alias in resolved if alias is not None and alias == spec),
+                    place=place,
+                )
+
+
+def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher: Launcher, watcher: Watcher) -> None:
+    failed: set[str] = set()
+    begun = time.monotonic()
+    done = 0
+    for position, job in enumerate(jobs):
+        configuration = job.config.configuration_id()
+        if configuration in failed:
+            continue  # what does not fit, or fails, does so in every round
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        record = launcher.run(job.config, job.round, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
+        record.started_at, record.session_id, record.order = started_at, session.session_id, position
+        if not record.environment.get("code"):
+            record.environment = {**session.device["facts"], **record.environment}
+        if not record.device_name:
+            record.device, record.device_name = session.device["label"], session.device["name"]
+        _keep(record, job, session, results)
+        if record.status != "ok":
+            failed.add(configuration)
+        done += 1
+        left = sum(1 for other in jobs[position + 1 :] if other.config.configuration_id() not in failed)
+        watcher.done(job, record, (time.monotonic() - begun) / done * left)
+
+
+def _keep(record: Record, job: Job, session: Session, results: ResultStore) -> None:
+    """Append a record, and one for each spec that shares its plan."""
+    twins = [record]
+    for spec in job.aliases:
+        config = job.config.model_copy(update={"strategy": spec})
+        twins.append(
+            replace(
+                record,
+                strategy=spec.label,
+                strategy_spec=spec.model_dump(mode="json"),
+                configuration_id=config.configuration_id(),
+                alias_of=record.strategy,
+            )
+        )
+    for twin in twins:
+        twin.record_id = uuid.uuid4().hex[:16]
+        results.append(twin)
+        session.records.append(twin.to_json())
+
+
+Key = tuple[str, int]
+
+
+def _key(config: RunConfig, round_number: int) -> Key:
+    return config.configuration_id(), round_number
+
+
+def _resumable(out: Path, jobs: list[Job], device: dict[str, Any]) -> tuple[str, set[Key]]:
+    """Find what is already there for the same configs, versions, device and code.
+
+    Gives the session to go on with, the newest one that has any of it, and its finished trials: ok, and
+    oom in any round, since what does not fit will not fit again. Failed ones are tried again.
+    """
+    if not out.exists():
+        return "", set()
+    records, _ = store.read(out)
+    wanted = {job.config.configuration_id() for job in jobs}
+    facts = device["facts"]
+    usable = [
+        record
+        for record in records
+        if record["configuration_id"] in wanted
+        and record["device_name"] == device["name"]
+        and all(record["environment"].get(key) == facts.get(key) for key in ("torch", "code", "threads", "allocator"))
+    ]
+    if not usable:
+        return "", set()
+    newest = max(usable, key=lambda record: record["started_at"])["session_id"]
+    newest_try: dict[Key, dict[str, Any]] = {}
+    for record in sorted(usable, key=lambda record: record["started_at"]):
+        if record["session_id"] == newest:
+            newest_try[(record["configuration_id"], record["round"])] = record
+    finished = {key for key, record in newest_try.items() if record["status"] in FINISHED}
+    no_room = {record["configuration_id"] for record in newest_try.values() if record["status"] == "oom"}
+    finished |= {_key(job.config, job.round) for job in jobs if job.config.configuration_id() in no_room}
+    return newest, finished
+
+
+def exit_code(session: Session, *, strict: bool) -> int:
+    """Give 130 after an interrupt, 1 where a trial failed (with ``strict`` also oom), else 0."""
+    if session.is_interrupted:
+        return EXIT_INTERRUPTED
+    bad = {*FAILED, "oom"} if strict else set(FAILED)
+    return EXIT_TRIAL_FAILED if any(record["status"] in bad for record in session.records) else EXIT_OK

@@ -1,0 +1,119 @@
+"""Strategy specs: read ``name``, ``name:arg`` or a mapping with options, and resolve them to Plans."""
+
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+from ckbench import registry
+from ckbench.config import StrategySpec
+from ckbench.errors import ConfigError
+from ckbench.plan import Plan, StackShape
+
+OPTIONS = ("skip_last", "early_stop", "preserve_rng", "reentrant")
+MAX_PARAMETER = 10**9
+DEFAULTS = {"skip_last": False, "early_stop": True, "preserve_rng": True, "reentrant": False}
+
+_BOOL_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+_SYNONYMS = {"use_reentrant": "reentrant", "preserve_rng_state": "preserve_rng"}
+
+
+def parse(value: Any) -> StrategySpec:
+    """Read one spec as it comes from YAML or the command line.
+
+    Text: ``name[:ARG][,option[=true|false]]...``. Mapping: ``{name: ..., PARAM: ..., option: true}``.
+    Raises ConfigError with a sentence; the caller knows file and line.
+    """
+    if value is None:
+        raise ConfigError("strategy is null (~, null or empty); write the word none")
+    if isinstance(value, bool):
+        word = "true" if value else "false"
+        raise ConfigError(f"strategy got the boolean {word}; write none to keep everything (quote the word)")
+    if isinstance(value, str):
+        return _from_text(value)
+    if isinstance(value, dict):
+        return _from_mapping(value)
+    raise ConfigError(f"a strategy is a name or a mapping with a name, got {value!r}")
+
+
+def _from_text(text: str) -> StrategySpec:
+    head, *option_texts = (part.strip() for part in text.split(","))
+    name, _, argument = head.partition(":")
+    if not name:
+        raise ConfigError("strategy is empty; write the word none")
+    items: dict[str, Any] = {"name": name}
+    cls = registry.load("strategies", name)
+    if argument:
+        known = [field.name for field in fields(cls)]
+        if not known:
+            raise ConfigError(f"strategy {registry.spell(name)} takes no argument, got {argument!r}")
+        if not re.fullmatch(r"\d{1,40}", argument):
+            raise ConfigError(f"strategy {head!r}: {known[0]} must be a whole number of at least 1, got {argument!r}")
+        items[known[0]] = int(argument)
+    elif ":" in head:
+        raise ConfigError(f"strategy {head!r} ends in a colon; write {name}:ARG or {name}")
+    for option_text in option_texts:
+        key, equals, word = option_text.partition("=")
+        key = key.strip()
+        if key in items:
+            raise ConfigError(f"strategy {text!r} gives {key!r} twice")
+        if equals and word.strip().lower() not in _BOOL_WORDS:
+            raise ConfigError(f"strategy {text!r}: {key} must be true or false, got {word.strip()!r}")
+        items[key] = _BOOL_WORDS[word.strip().lower()] if equals else True
+    return _from_mapping(items)
+
+
+def _from_mapping(items: dict[str, Any]) -> StrategySpec:
+    name = items.get("name")
+    if name is None or isinstance(name, bool):
+        raise ConfigError("a strategy mapping needs a name, for example {name: per-block, skip_last: true}")
+    if not isinstance(name, str):
+        raise ConfigError(f"a strategy name is a word, got {name!r}")
+    if ":" in name or "," in name:
+        raise ConfigError(f"in a mapping, name is the bare name; give parameters and options as keys, not {name!r}")
+    name = registry.spell(name)
+    known = [field.name for field in fields(registry.load("strategies", name))]
+    params: dict[str, int] = {}
+    options: dict[str, bool] = {}
+    for key, value in items.items():
+        if key == "name":
+            continue
+        if key in OPTIONS:
+            if not isinstance(value, bool):
+                raise ConfigError(f"strategy {name}: {key} must be true or false, got {value!r}")
+            options[key] = value
+        elif key in known:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"strategy {name}: {key} must be a whole number of at least 1, got {value!r}")
+            if value > MAX_PARAMETER:
+                raise ConfigError(f"strategy {name}: {key} must be at most {MAX_PARAMETER}, got {value}")
+            params[key] = value
+        else:
+            hint = (
+                f"; did you mean {_SYNONYMS[key]!r}?"
+                if key in _SYNONYMS
+                else registry.did_you_mean(key, [*known, *OPTIONS])
+            )
+            raise ConfigError(f"strategy {name}: unknown key {key!r}{hint}")
+    missing = [key for key in known if key not in params]
+    if missing:
+        raise ConfigError(f"strategy {name} needs {', '.join(missing)}; write {name}:{missing[0].upper()}")
+    if name == "none" and options:
+        raise ConfigError(f"strategy none recomputes nothing, so {', '.join(sorted(options))} has no effect")
+    explicit = {key: value for key, value in options.items() if value != DEFAULTS[key]}
+    return StrategySpec(name=name, params={key: params[key] for key in known}, options=explicit)
+
+
+def resolve(spec: StrategySpec, stack: StackShape) -> Plan:
+    """Give the Plan of a spec for one stack. Raises PlanError where it cannot work."""
+    plan: Plan = registry.load("strategies", spec.name)(**spec.params).plan(stack)
+    options = {**DEFAULTS, **spec.options}
+    if options.pop("skip_last"):
+        plan = plan.without_last_leaf()
+    if not plan.regions:
+        return plan  # keeps everything, so the other options have nothing to act on
+    return replace(
+        plan,
+        early_stop=options["early_stop"],
+        preserve_rng=options["preserve_rng"],
+        reentrant=options["reentrant"],
+    )
