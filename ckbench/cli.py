@@ -89,7 +89,7 @@ def sweep(
     if dry_run:
         from ckbench.launch import Launcher
 
-        sys.stdout.write(sweeping.describe(loaded, Launcher()))
+        _write(sweeping.describe(loaded, Launcher()))
         return
     _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
 
@@ -110,7 +110,7 @@ def report(
     """Rebuild tables from stored records; nothing is measured."""
     from ckbench import reporting
 
-    sys.stdout.write(
+    _write(
         reporting.report(path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=_width())
     )
 
@@ -124,9 +124,9 @@ def list_(shelf: Annotated[str | None, typer.Argument(help="strategies, models, 
     for name in shelves:
         if name not in registry.SHELVES:
             raise CkbenchError(f"unknown shelf {name!r}{registry.did_you_mean(name, registry.SHELVES)}")
-        sys.stdout.write(f"{name}\n")
+        _write(f"{name}\n")
         for plugin in registry.names(name):
-            sys.stdout.write(f"  {registry.summary(name, plugin)}\n")
+            _write(f"  {registry.summary(name, plugin)}\n")
 
 
 @app.command()
@@ -134,7 +134,7 @@ def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda
     """Say what can be measured here: device, driver, versions, NVML, clocks, and what will be n/a and why."""
     from ckbench import doctor as examination
 
-    sys.stdout.write(examination.examine(device))
+    _write(examination.examine(device))
 
 
 @app.command()
@@ -143,7 +143,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Where to write the example
     from ckbench import examples
 
     for line in examples.write(folder):
-        sys.stdout.write(line + "\n")
+        _write(line + "\n")
 
 
 @app.command()
@@ -151,12 +151,12 @@ def schema() -> None:
     """Print the JSON schema of study files, for editors."""
     from ckbench import study_schema
 
-    sys.stdout.write(study_schema.text())
+    _write(study_schema.text())
 
 
 def _version(value: bool) -> None:
     if value:
-        sys.stdout.write(f"ckbench {__version__}\n")
+        _write(f"ckbench {__version__}\n")
         raise typer.Exit
 
 
@@ -194,17 +194,40 @@ def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, format_: str
     from ckbench.progress import watcher
 
     registry.load("reports", format_)
+    _end_cleanly_on_signals()
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
         result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, resume=resume)
     text = reporting.draw(result.records, format_=format_, notes=result.notes, width=_width())
-    sys.stdout.write(text)
+    _write(text)
     sys.stderr.write(f"records: {result.path}\n" if result.records else "no trial was finished\n")
     if result.is_interrupted:
         sys.stderr.write("interrupted: the table is incomplete; --resume goes on with it\n")
     code = session.exit_code(result, strict=strict)
     if code:
         raise typer.Exit(code)
+
+
+def _end_cleanly_on_signals() -> None:
+    """Treat a request to end, or a closed terminal, like Ctrl-C: finished rows and no process left behind."""
+    import signal
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), interrupt)
+
+
+def _write(text: str) -> None:
+    """Print text; what an ASCII-only terminal cannot show becomes its nearest sign, never an error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("─", "-").replace("·", "*").encode(encoding, "replace").decode(encoding)
+    sys.stdout.write(text)
 
 
 def _width() -> int | None:
@@ -217,12 +240,17 @@ def _width() -> int | None:
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line each and an exit code."""
     try:
-        app(standalone_mode=False)
-        code = 0
+        code = app(standalone_mode=False)
     except CkbenchError as error:
         sys.stderr.write(f"{error}\n")
         code = error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         code = EXIT_INTERRUPTED
-    sys.exit(code)
+    except Exception as error:
+        # Typer's usage errors: it ships its own click, so they are known by what they can do
+        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+            raise
+        error.show()
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

@@ -162,10 +162,17 @@ class StrategySpec(Section):
     name: str
     params: dict[str, int] = {}
     options: dict[str, bool] = {}
+    repeat: Count = 1
+    """1, or 2 and up where a study lists the same strategy again, to be measured by itself."""
 
     @property
     def label(self) -> str:
-        """Write the spec the way it can be typed: ``every-k:4,skip_last,early_stop=false``."""
+        """Write the spec the way it can be typed: ``every-k:4,skip_last,early_stop=false``, ``none#2``."""
+        return self.plain_label + (f"#{self.repeat}" if self.repeat > 1 else "")
+
+    @property
+    def plain_label(self) -> str:
+        """Write the spec without its repeat."""
         text = ":".join([self.name, *(str(value) for value in self.params.values())])
         for key, value in sorted(self.options.items()):
             text += f",{key}" if value else f",{key}=false"

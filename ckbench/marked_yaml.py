@@ -105,6 +105,7 @@ class _Plain:
 
     def __init__(self, source: str, lines: dict[KeyPath, int]) -> None:
         self.source, self.lines, self.n_nodes = source, lines, 0
+        self.open_merges = 0
 
     def convert(self, node: yaml.Node, path: KeyPath) -> Any:
         self.n_nodes += 1
@@ -142,10 +143,14 @@ class _Plain:
     def merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[str, Any] = {}
+        self.open_merges += 1
+        if self.open_merges > MAX_DEPTH:  # a mapping that merges itself
+            raise self.fault(node, "too large or too deeply nested for a study")
         for source in reversed(sources):
             if not isinstance(source, yaml.MappingNode):
                 raise self.fault(node, "'<<' merges mappings only")
             result.update(self.convert(source, path))
+        self.open_merges -= 1
         return result
 
     def key(self, node: yaml.Node) -> str:

@@ -92,6 +92,10 @@ class Plan:
             check_apart(tuple(regions), 0, self.n_layers)
         if self.reentrant and any(region.children for region in self.regions):
             raise PlanError("reentrant checkpoints cannot be nested; drop reentrant or choose a flat strategy")
+        if self.reentrant and by_part.keys() - {"block"}:
+            # It adds up the gradient of the region's input on its own, before the residual's share comes to it.
+            # That is another order of summing than without a checkpoint, so no run could be proven bit-identical.
+            raise PlanError("reentrant checkpoints of a part of a block sum gradients in another order; drop reentrant")
 
     def walk(self) -> Iterator[Region]:
         """Yield every region, outermost first."""

@@ -59,8 +59,13 @@ class Session:
 
 
 def open_study_device(study: Study, launcher: Launcher) -> tuple[dict[str, Any], list[Point], list[str]]:
-    """Find the study's device, and give its facts, the points for it, and what the header must say."""
-    device = launcher.probe(study.device())
+    """Find the study's device, and give its facts, the points for it, and what the header must say.
+
+    ``run_device`` among the facts is what trials are told: the device that auto stood for, or the script.
+    """
+    asked = study.device()
+    device = launcher.probe(asked)
+    device["run_device"] = asked if asked.startswith("replay:") else device["label"]
     kind = str(device["label"]).partition(":")[0]
     points = study.points(kind)
     notes = []
@@ -74,10 +79,8 @@ def run_session(study: Study, *, out: Path, launcher: Launcher, watcher: Watcher
 
     Raises CkbenchError before the first trial where something cannot work at all.
     """
-    requested_device = study.device()
     device, points, notes = open_study_device(study, launcher)
-    label = requested_device if requested_device.startswith("replay:") else str(device["label"])
-    jobs = list(plan_jobs(points, label))
+    jobs = list(plan_jobs(points, device["run_device"]))
     session_id, finished = _resumable(out, jobs, device) if resume else ("", set())
     session_id = session_id or uuid.uuid4().hex[:8]
     with ResultStore(out, study.name, session_id) as results:
@@ -204,4 +207,5 @@ def exit_code(session: Session, *, strict: bool) -> int:
     if session.is_interrupted:
         return EXIT_INTERRUPTED
     bad = {*FAILED, "oom"} if strict else set(FAILED)
-    return EXIT_TRIAL_FAILED if any(record["status"] in bad for record in session.records) else EXIT_OK
+    newest = {(r["configuration_id"], r["round"]): r["status"] for r in session.records}  # a retry replaces
+    return EXIT_TRIAL_FAILED if bad & set(newest.values()) else EXIT_OK

@@ -36,6 +36,11 @@ def parse(value: Any) -> StrategySpec:
 
 
 def _from_text(text: str) -> StrategySpec:
+    text, is_repeat, number = text.partition("#")
+    if is_repeat:
+        if not re.fullmatch(r"[1-9]\d{0,5}", number):
+            raise ConfigError(f"strategy '{text}#{number}': after # comes the number of the repeat, as in none#2")
+        return _from_text(text).model_copy(update={"repeat": int(number)})
     head, *option_texts = (part.strip() for part in text.split(","))
     name, _, argument = head.partition(":")
     if not name:
@@ -101,6 +106,20 @@ def _from_mapping(items: dict[str, Any]) -> StrategySpec:
         raise ConfigError(f"strategy none recomputes nothing, so {', '.join(sorted(options))} has no effect")
     explicit = {key: value for key, value in options.items() if value != DEFAULTS[key]}
     return StrategySpec(name=name, params={key: params[key] for key in known}, options=explicit)
+
+
+def number_repeats(specs: list[StrategySpec]) -> tuple[StrategySpec, ...]:
+    """Number a strategy that is listed again, so that it is measured again and not taken for an alias."""
+    taken: set[str] = set()
+    numbered = []
+    for spec in specs:
+        repeat = spec.repeat
+        while spec.model_copy(update={"repeat": repeat}).label in taken:
+            repeat += 1
+        spec = spec.model_copy(update={"repeat": repeat})
+        taken.add(spec.label)
+        numbered.append(spec)
+    return tuple(numbered)
 
 
 def resolve(spec: StrategySpec, stack: StackShape) -> Plan:

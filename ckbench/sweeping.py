@@ -38,7 +38,7 @@ def parse_axes(given: dict[str, str | None], n_points: int | None) -> dict[str, 
 def describe(study: Study, launcher: Launcher) -> str:
     """List the grid in the order it will be measured, and time it by one trial of its middle."""
     device, points, notes = open_study_device(study, launcher)
-    jobs = list(plan_jobs(points, str(device["label"])))
+    jobs = list(plan_jobs(points, device["run_device"]))
     lines = [f"study {study.name} on {device['name']}", *notes]
     for point in points:
         place = ", ".join(f"{key} {value}" for key, value in point.varied)

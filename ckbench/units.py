@@ -101,7 +101,8 @@ def format_duration(seconds: float | None) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def format_percent(ratio: float | None, *, signed: bool = True) -> str:
