@@ -198,7 +198,7 @@ def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, format_: str
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
         result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, resume=resume)
-    text = reporting.draw(result.records, format_=format_, notes=result.notes, width=_width())
+    text = reporting.draw(result.records, format_=format_, width=_width())
     _write(text)
     sys.stderr.write(f"records: {result.path}\n" if result.records else "no trial was finished\n")
     if result.is_interrupted:

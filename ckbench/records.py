@@ -28,6 +28,8 @@ class Record:
     """Hash of model, train, strategy, seed, threads and device: equal for all rounds."""
     study: str = ""
     """Name of the study."""
+    study_notes: list[str] = field(default_factory=list)
+    """What a reader must know of the study: which keys on_cpu replaced."""
     strategy: str = ""
     """The spec as it can be typed, e.g. every-k:4,skip_last."""
     strategy_spec: dict[str, Any] = field(default_factory=dict)

@@ -41,7 +41,6 @@ def draw(
     group_by: str | None = None,
     baseline: str | None = None,
     all_sessions: bool = False,
-    notes: list[str] | None = None,
     skipped: list[Skipped] | None = None,
     width: int | None = None,
 ) -> str:
@@ -54,8 +53,8 @@ def draw(
     parts = [comparison] if group_by is None else _split(comparison, group_by)
     if registry.spell(format_) in ("json", "csv") or len(parts) == 1:
         merged = parts[0] if len(parts) == 1 else _join(comparison, parts)
-        return str(render(table.build(merged, notes=notes, skipped=skipped), width=width))
-    tables = [table.build(part, notes=notes, skipped=skipped if i == 0 else None) for i, part in enumerate(parts)]
+        return str(render(table.build(merged, skipped=skipped), width=width))
+    tables = [table.build(part, skipped=skipped if i == 0 else None) for i, part in enumerate(parts)]
     return "\n".join(str(render(each, width=width)) for each in tables)
 
 

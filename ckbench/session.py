@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ckbench import store
 from ckbench.config import RunConfig, StrategySpec
-from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED, ConfigError
+from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED
 from ckbench.launch import Launcher
 from ckbench.records import FAILED, Record
 from ckbench.store import ResultStore
@@ -104,10 +104,6 @@ def plan_jobs(points: list[Point], device_label: str) -> Iterator[Job]:
     """
     for point in points:
         resolved = point.plans()
-        labels = [spec.label for spec, _, _ in resolved]
-        duplicates = {label for label in labels if labels.count(label) > 1}
-        if duplicates:
-            raise ConfigError(f"strategy {', '.join(sorted(duplicates))} is listed twice")
         run = point.run.model_copy(update={"device": device_label})
         firsts = [spec for spec, _, alias in resolved if alias is None]
         place = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in point.varied)
@@ -132,6 +128,7 @@ def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher:
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = launcher.run(job.config, job.round, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
         record.started_at, record.session_id, record.order = started_at, session.session_id, position
+        record.study_notes = session.notes
         if not record.environment.get("code"):
             record.environment = {**session.device["facts"], **record.environment}
         if not record.device_name:

@@ -52,9 +52,9 @@ class Point:
         resolved = []
         for spec in self.strategies:
             plan = specs.resolve(spec, self.stack)
-            twin = next((other for other, same in seen if same == plan), None)
-            alias = twin if twin is not None and twin.label != spec.label else None
-            if twin is None:
+            alias = None
+            if spec.repeat == 1:  # a repeat is asked for to be measured by itself
+                alias = next((other for other, same in seen if same == plan), None)
                 seen.append((spec, plan))
             resolved.append((spec, plan, alias))
         return resolved
@@ -276,7 +276,7 @@ def _strategies(marked: Marked, given: tuple[Any, ...] | None) -> tuple[Strategy
         parsed.append(spec)
     if found:
         raise ConfigError(found)
-    return tuple(parsed)
+    return specs.number_repeats(parsed)
 
 
 def _point(

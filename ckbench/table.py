@@ -43,11 +43,11 @@ class Table:
         return [[column.text(row.values) for column in columns or self.columns] for row in self.rows]
 
 
-def build(comparison: Comparison, *, notes: list[str] | None = None, skipped: list[Skipped] | None = None) -> Table:
-    """Lay out a comparison. ``notes`` go under the header."""
+def build(comparison: Comparison, *, skipped: list[Skipped] | None = None) -> Table:
+    """Lay out a comparison."""
     shown = _columns(comparison)
     return Table(
-        header=[*header(comparison), *(notes or [])],
+        header=header(comparison),
         columns=shown,
         rows=comparison.rows,
         failures=failures(comparison),
@@ -172,6 +172,7 @@ def header(comparison: Comparison) -> list[str]:
     if parameters:
         span = [format_count(parameters[0])] + ([format_count(parameters[-1])] if len(parameters) > 1 else [])
         lines[1] += f"; {' to '.join(span)} parameters"
+    lines += dict.fromkeys(clean(str(note)) for v in rows for note in v["study_notes"])
     lines.append(_device_line(rows))
     names = sorted(set(comparison.baselines.values()))
     if names:

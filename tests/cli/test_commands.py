@@ -42,6 +42,13 @@ def test_specs_with_one_plan_are_measured_once(ckbench: Run, replay: Callable[..
     assert "every-k:4 (= sqrt)" in outcome.out and "full (= sqrt)" in outcome.out
 
 
+def test_a_strategy_listed_again_is_measured_again(ckbench: Run, replay: Callable[..., str]) -> None:
+    outcome = ckbench("run", "study.yaml", "--device", replay(), "-s", "none", "-s", "none", "-s", "none")
+    assert "6 trials to run" in outcome.err
+    assert "none#2" in outcome.out and "none#3" in outcome.out
+    assert ckbench("run", "study.yaml", "--device", replay(), "-s", "none#2").code == 0
+
+
 @pytest.mark.parametrize(
     ("fail", "code", "strict_code"),
     [
@@ -82,7 +89,7 @@ def test_invalid_is_shown_and_left_out_of_ratios(ckbench: Run, replay: Callable[
         (("run", "study.yaml", "--set", "train.batch_size"), "--set 'train.batch_size': write section.key=value, for example train.batch_size=4\n"),
         (("run", "study.yaml", "--set", "train.batch_size=no"), "--set train.batch_size: train.batch_size must be a whole number, got false\n"),
         (("run", "study.yaml", "-s", "per-blck"), "--strategy: unknown strategy 'per-blck'; did you mean 'per-block'?\n"),
-        (("run", "study.yaml", "-s", "none", "-s", "none"), "strategy none is listed twice\n"),
+        (("run", "study.yaml", "-s", "none#x"), "--strategy: strategy 'none#x': after # comes the number of the repeat, as in none#2\n"),
         (("run", "study.yaml", "--device", "tpu"), "--set run.device: run.device must be auto, cpu, cuda, cuda:N or replay:FILE, got \"tpu\"\n"),
         (("run", "study.yaml", "--format", "pdf"), "unknown report 'pdf'; have: console, csv, json, md\n"),
         (("run", "study.yaml", "--rounds", "0"), "--set run.rounds: run.rounds must be at least 1, got 0\n"),
