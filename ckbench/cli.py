@@ -27,6 +27,10 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, c
 OutOption = Annotated[Path, typer.Option("--out", help="Results folder.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value; repeatable.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Fresh processes per strategy.")]
+MaxRoundsOption = Annotated[
+    int | None, typer.Option("--max-rounds", help="Add rounds up to this many until slowdowns are precise enough.")
+]
+PinOption = Annotated[bool, typer.Option("--pin", help="Pin workers to as many CPUs as they have threads.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="One round, few steps: a first look, not a result.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Count out of memory as a failure (exit 1).")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Skip trials that ended ok or oom before.")]
@@ -43,6 +47,8 @@ def run(
     out: OutOption = Path("results"),
     set_: SetOption = None,
     rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    pin: PinOption = False,
     quick: QuickOption = False,
     strict: StrictOption = False,
     resume: ResumeOption = False,
@@ -51,7 +57,9 @@ def run(
     """Measure every strategy named in a study file and print the table."""
     from ckbench import study
 
-    loaded = study.load(file, sets=_sets(device, set_, rounds, quick), strategies=_parse_strategies(strategy))
+    loaded = study.load(
+        file, sets=_sets(device, set_, rounds, max_rounds, pin, quick), strategies=_parse_strategies(strategy)
+    )
     _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
 
 
@@ -72,6 +80,8 @@ def sweep(
     out: OutOption = Path("results"),
     set_: SetOption = None,
     rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    pin: PinOption = False,
     quick: QuickOption = False,
     strict: StrictOption = False,
     resume: ResumeOption = False,
@@ -84,7 +94,10 @@ def sweep(
     swept = sweeping.parse_axes(given, points)
     path = file or examples.path("sweep_base.yaml")
     loaded = study.load(
-        path, sets=_sets(device, set_, rounds, quick), strategies=_parse_strategies(strategy), swept=swept
+        path,
+        sets=_sets(device, set_, rounds, max_rounds, pin, quick),
+        strategies=_parse_strategies(strategy),
+        swept=swept,
     )
     if dry_run:
         from ckbench.launch import Launcher
@@ -169,14 +182,13 @@ def _main(
     """Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers."""
 
 
-def _sets(device: str | None, given: list[str] | None, rounds: int | None, quick: bool) -> tuple[str, ...]:
+def _sets(
+    device: str | None, given: list[str] | None, rounds: int | None, max_rounds: int | None, pin: bool, quick: bool
+) -> tuple[str, ...]:
     """Gather overrides; what is said most specifically comes last and wins."""
-    sets = list(QUICK) if quick else []
-    sets += given or []
-    if rounds is not None:
-        sets.append(f"run.rounds={rounds}")
-    if device is not None:
-        sets.append(f"run.device={device}")
+    sets = [*(QUICK if quick else ()), *(given or [])]
+    asked = {"rounds": rounds, "max_rounds": max_rounds, "pin": "true" if pin else None, "device": device}
+    sets += [f"run.{key}={value}" for key, value in asked.items() if value is not None]
     return tuple(sets)
 
 

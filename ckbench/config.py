@@ -133,7 +133,7 @@ class RunSettings(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?|replay:.+)$")] = "auto"
     """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one and the record says which it was."""
     warmup_steps: Annotated[int, Field(ge=0, le=10_000)] = 3
-    """Untimed steps before the first timed one; fewer than 3 is flagged."""
+    """Untimed steps at least; more follow while steps still get faster. 0 takes none and is flagged."""
     precision_target: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
     """Timed steps repeat until the 95 % interval of the median is within this share of it."""
     min_steps: Count = 10
@@ -146,14 +146,26 @@ class RunSettings(Section):
     """A trial that takes longer is stopped and becomes a row with status timeout."""
     rounds: Annotated[int, Field(ge=1, le=1000)] = 5
     """Fresh processes per strategy; rounds alternate the order and are paired in ratios."""
+    max_rounds: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Rounds to go up to while a slowdown is not yet known to precision_target. Left out: no more than rounds."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of weights, tokens and dropout, the same for every strategy."""
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """CPU threads. Left out: what this process may use (affinity and container quota)."""
+    pin: bool = False
+    """Whether workers are pinned to as many CPUs as they have threads."""
     start_method: Literal["forkserver", "spawn"] = "forkserver"
     """How a trial's process starts; spawn is slower and works everywhere."""
     parity: bool = True
     """Whether each strategy's gradients are compared with those of none, after all figures are read."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunSettings":
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise ValueError(f"max_rounds {self.max_rounds} is below rounds {self.rounds}")
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps {self.max_steps} is below min_steps {self.min_steps}")
+        return self
 
 
 class StrategySpec(Section):

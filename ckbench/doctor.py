@@ -26,7 +26,7 @@ def examine(device: str) -> str:
     try:
         found = launcher.probe(device)
     except DeviceUnavailable as error:
-        return "\n".join([*lines, f"device {device}: not available: {error}", _verified()]) + "\n"
+        return "\n".join([*lines, f"device {device}: not available: {error}", verified()]) + "\n"
     lines.append(f"device {found['label']}: {found['name']}")
     lines += [f"  {key}: {_show(value)}" for key, value in found["facts"].items() if key not in ("ckbench", "code")]
     if found["label"] == "cpu":
@@ -35,7 +35,7 @@ def examine(device: str) -> str:
             launcher.probe("cuda")
         except CkbenchError as error:
             lines.append(f"CUDA: {error}")
-    lines.append(_verified())
+    lines.append(verified())
     return "\n".join(lines) + "\n"
 
 
@@ -45,7 +45,7 @@ def _show(value: Any) -> str:
     return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
 
 
-def _verified() -> str:
+def verified() -> str:
     """Say when and where the CUDA path was last proven on a GPU, from the published records."""
     try:
         records, _ = store.read(root().parent / "results" / store.PUBLISHED)

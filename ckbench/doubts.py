@@ -12,6 +12,8 @@ ORDER_TOLERANCE = 1.02
 FLOPS_GAP = 1.35
 BUSY_LOAD_MARGIN = 0.75
 CLOCK_SHARE = 0.8
+DRIFT = 0.10
+DRIFT_P_VALUE = 0.001
 ESTIMATE_TOLERANCE = 0.05
 
 
@@ -191,6 +193,22 @@ def _spread(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
     )
 
 
+def _drift(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
+    def drifts(row: Row) -> bool:
+        for record in row.records:
+            change, chance = record["drift_ratio"], record["drift_p_value"]
+            if change is not None and chance is not None and abs(change) > DRIFT and chance < DRIFT_P_VALUE:
+                return True
+        return False
+
+    yield from _gather(
+        comparison,
+        drifts,
+        lambda rows: f"step time drifted by more than {DRIFT:.0%} within a trial",
+        "the machine was warming up, throttled or busy",
+    )
+
+
 def _flops_gap(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
     def far(row: Row) -> bool:
         low, flops = row.values["slowdown_low"], row.values["flops_ratio"]
@@ -311,6 +329,7 @@ CHECKS: tuple[Check, ...] = (
     _owner,
     _flops_gap,
     _spread,
+    _drift,
     _warm_up,
     _parity_unknown,
     _machine,

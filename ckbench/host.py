@@ -37,6 +37,15 @@ def _cpu_quota(root: Path) -> float | None:
         return None
 
 
+def pin(n_threads: int) -> list[int] | None:
+    """Keep this process on its first ``n_threads`` CPUs; give them, or None where that cannot be done."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    cpus = sorted(os.sched_getaffinity(0))[:n_threads]
+    os.sched_setaffinity(0, cpus)
+    return cpus
+
+
 def oom_kills(cgroup_root: Path = CGROUP_ROOT) -> int | None:
     """Give how often the kernel has killed for memory, in this container or on this host; None if unknown."""
     for path, key in ((cgroup_root / "memory.events", "oom_kill"), (Path("/proc/vmstat"), "oom_kill")):
@@ -70,6 +79,7 @@ def facts() -> dict[str, Any]:
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "cpu_count": os.cpu_count(),
         "usable_threads": available_threads(),
+        "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "governor": _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
     }
 

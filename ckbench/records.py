@@ -138,6 +138,10 @@ class Record:
     """Number of timed steps."""
     outliers: int | None = None
     """Steps flagged as outliers; none is dropped."""
+    drift_ratio: float | None = None
+    """Change of the step time from the first to the last timed step, relative (Theil-Sen)."""
+    drift_p_value: float | None = None
+    """How likely chance alone makes such a drift (Mann-Kendall)."""
     stop_reason: str | None = None
     """Why timing ended: precision, max_steps or max_seconds."""
     forward_s: float | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckbench import store
+from ckbench.compare import Row, compare
 from ckbench.config import RunConfig, StrategySpec
 from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED
 from ckbench.launch import Launcher
@@ -89,6 +90,9 @@ def run_session(study: Study, *, out: Path, launcher: Launcher, watcher: Watcher
         watcher.begin(len(todo), len(jobs) - len(todo))
         try:
             _run_jobs(todo, session, results, launcher, watcher)
+            for more in _more_rounds(points, device["run_device"], session):
+                watcher.begin(len(more), 0)
+                _run_jobs(more, session, results, launcher, watcher)
         except KeyboardInterrupt:
             session.is_interrupted = True
     if resume:
@@ -97,17 +101,17 @@ def run_session(study: Study, *, out: Path, launcher: Launcher, watcher: Watcher
     return session
 
 
-def plan_jobs(points: list[Point], device_label: str) -> Iterator[Job]:
+def plan_jobs(points: list[Point], device_label: str, rounds: range | None = None) -> Iterator[Job]:
     """List the trials: point by point; within a point rounds alternate A B C, C B A.
 
-    Specs with the same plan are measured once.
+    Specs with the same plan are measured once. ``rounds`` asks for others than the study's own.
     """
     for point in points:
         resolved = point.plans()
         run = point.run.model_copy(update={"device": device_label})
         firsts = [spec for spec, _, alias in resolved if alias is None]
         place = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in point.varied)
-        for round_number in range(run.rounds):
+        for round_number in range(run.rounds) if rounds is None else rounds:
             for spec in firsts if round_number % 2 == 0 else reversed(firsts):
                 yield Job(
                     config=replace(point, run=run).config(spec),
@@ -117,17 +121,41 @@ def plan_jobs(points: list[Point], device_label: str) -> Iterator[Job]:
                 )
 
 
+def _more_rounds(points: list[Point], device_label: str, session: Session) -> Iterator[list[Job]]:
+    """Give one more round at a time for the points whose slowdowns are not yet known as well as asked."""
+    for number in range(min(p.run.rounds for p in points), max(p.run.max_rounds or 0 for p in points)):
+        rows = compare(session.records).rows
+        vague = {row.values["configuration_id"] for row in rows if is_vague(row)}
+        more = []
+        for point in points:
+            jobs = list(plan_jobs([point], device_label, range(number, number + 1)))
+            if point.run.rounds <= number < (point.run.max_rounds or 0) and any(
+                job.config.configuration_id() in vague for job in jobs
+            ):
+                more += jobs
+        if more:
+            yield more
+
+
+def is_vague(row: Row) -> bool:
+    """Tell whether a row's slowdown is known less precisely than its study asked."""
+    ratio, low, high = (row.values[key] for key in ("slowdown_ratio", "slowdown_low", "slowdown_high"))
+    if not row.is_ok or ratio is None:
+        return False
+    return low is None or high is None or bool((high - low) / 2 / ratio > row.values["run"]["precision_target"])
+
+
 def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher: Launcher, watcher: Watcher) -> None:
-    failed: set[str] = set()
+    failed = {record["configuration_id"] for record in session.records if record["status"] != "ok"}
     begun = time.monotonic()
-    done = 0
+    done, before = 0, len(session.records)
     for position, job in enumerate(jobs):
         configuration = job.config.configuration_id()
         if configuration in failed:
             continue  # what does not fit, or fails, does so in every round
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = launcher.run(job.config, job.round, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
-        record.started_at, record.session_id, record.order = started_at, session.session_id, position
+        record.started_at, record.session_id, record.order = started_at, session.session_id, before + position
         record.study_notes = session.notes
         if not record.environment.get("code"):
             record.environment = {**session.device["facts"], **record.environment}

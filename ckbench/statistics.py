@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 
 CONFIDENCE = 0.95
+MIN_DRIFT_SAMPLES = 8
+WARM_WINDOW = 3
+WARM_FALL = 0.05
 OUTLIER_MADS = 14.826  # hyperfine's threshold: a modified z-score of 10
 
 
@@ -77,6 +80,35 @@ def paired_ratio(
         return math.exp(mean), None, None
     half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def drift(samples: Sequence[float]) -> tuple[float, float] | None:
+    """Give the relative change from the first to the last sample, and how likely chance alone makes it.
+
+    Theil-Sen slope over the median, and the p-value of Kendall's tau against time (the Mann-Kendall
+    test), both from scipy and both untouched by outliers. None with fewer than 8 samples.
+    """
+    if len(samples) < MIN_DRIFT_SAMPLES:
+        return None
+    from scipy import stats
+
+    order = range(len(samples))
+    if max(samples) == min(samples):
+        return 0.0, 1.0
+    slope = float(stats.theilslopes(samples, order).slope)
+    p_value = float(stats.kendalltau(order, samples).pvalue)
+    return slope * (len(samples) - 1) / statistics.median(samples), p_value
+
+
+def still_warming_up(samples: Sequence[float]) -> bool:
+    """Tell whether the last steps are faster than those before them by more than they scatter.
+
+    Compares the medians of the last two windows of three; a fall of more than 5 % says yes.
+    """
+    if len(samples) < 2 * WARM_WINDOW:
+        return True
+    before, after = samples[-2 * WARM_WINDOW : -WARM_WINDOW], samples[-WARM_WINDOW:]
+    return statistics.median(after) < (1 - WARM_FALL) * statistics.median(before)
 
 
 @cache

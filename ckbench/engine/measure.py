@@ -12,13 +12,15 @@ from ckbench.config import RunConfig
 from ckbench.devices.base import Device, StepTimes, Subject
 from ckbench.statistics import (
     count_outliers,
+    drift,
     median_absolute_deviation,
     median_interval,
     relative_half_width,
+    still_warming_up,
 )
 
 MAX_WARMUP_STEPS = 50
-"""Steps to wait for the first executed optimizer update (fp16 scaling skips some) before giving up."""
+"""Steps beyond those asked for, to wait for an executed update (fp16 scaling skips some) and steady times."""
 CHECK_EVERY = 5
 """Timed steps between two looks at the interval."""
 
@@ -63,17 +65,21 @@ def measure(
 
 
 def _warm_up(subject: Subject, device: Device, config: RunConfig, *, weigh_first: bool) -> dict[str, Any]:
-    """Run untimed steps until the asked number is done and one update was really executed."""
+    """Run untimed steps until the asked number is done, one update was really executed, and steps have
+    stopped getting faster. With none asked for, only the wait for an executed update remains."""
     first_step: dict[str, Any] = {}
     clock = device.clock()
-    for i in range(MAX_WARMUP_STEPS + config.run.warmup_steps):
-        if i >= config.run.warmup_steps and subject.executed_steps > 0:
+    seconds: list[float] = []
+    asked = config.run.warmup_steps
+    for i in range(MAX_WARMUP_STEPS + asked):
+        is_warm = asked == 0 or not still_warming_up(seconds)
+        if i >= asked and subject.executed_steps > 0 and is_warm:
             break
         if i == 0 and weigh_first:
             first_step = device.weigh(subject)
-        else:
-            subject.step(clock)
-    clock.collect()
+            continue
+        subject.step(clock)
+        seconds += [times.step_s for times in clock.collect()]
     if subject.executed_steps == 0:
         raise NoUpdateExecuted(f"no optimizer step was executed in {subject.skipped_steps} warm-up steps")
     return first_step
@@ -107,6 +113,7 @@ def summarise(times: list[StepTimes], reason: str, tokens_per_step: int) -> dict
     """Give the record fields of time from raw samples."""
     samples = [step.step_s for step in times]
     middle, low, high = median_interval(samples)
+    drifted = drift(samples)
     return {
         "step_samples_s": samples,
         "step_s_median": middle,
@@ -115,6 +122,8 @@ def summarise(times: list[StepTimes], reason: str, tokens_per_step: int) -> dict
         "step_s_mad": median_absolute_deviation(samples),
         "samples": len(samples),
         "outliers": count_outliers(samples),
+        "drift_ratio": drifted[0] if drifted else None,
+        "drift_p_value": drifted[1] if drifted else None,
         "stop_reason": reason,
         "forward_s": statistics.median(step.forward_s for step in times),
         "backward_s": statistics.median(step.backward_s for step in times),

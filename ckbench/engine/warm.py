@@ -1,5 +1,6 @@
 """Imported once by the fork server: what every trial needs, so that a fork starts warm. Touches no device."""
 
+import scipy.stats
 import torch
 import torch._dynamo  # the optimizer imports it at its first step, which would cost each trial a second
 import torch.profiler
@@ -15,4 +16,4 @@ from ckbench import host
 
 host.code_id()  # remembered, so that every fork names the code the server has loaded
 
-__all__ = ["ckbench", "torch"]
+__all__ = ["ckbench", "scipy", "torch"]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ckbench import registry
+from ckbench import host, registry
 from ckbench.config import RunConfig
 from ckbench.devices.base import Device, Subject
 from ckbench.engine.environment import environment
@@ -90,6 +90,8 @@ def run_trial(config: RunConfig, round_number: int, requested_at: float, progres
 
     try:
         enter("build")
+        if config.run.pin:
+            host.pin(config.run.threads or host.available_threads())
         device = open_device(config.run.device, config.run.threads)
         record.device, record.device_name = device.label(), device.name()
         record.environment = environment(device)
