@@ -1,13 +1,18 @@
 """The command line: parse, call one function, print. Torch and pydantic come in only with the commands."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
+try:
+    import typer
 
-from ckbench import __version__
-from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
+    from ckbench import __version__, output
+    from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
+    from ckbench.units import clean
+except KeyboardInterrupt:  # Ctrl-C while Python still loads: main cannot catch it yet
+    sys.exit(130)
 
 app = typer.Typer(
     name="ckbench",
@@ -34,6 +39,7 @@ PinOption = Annotated[bool, typer.Option("--pin", help="Pin workers to as many C
 QuickOption = Annotated[bool, typer.Option("--quick", help="One round, few steps: a first look, not a result.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Count out of memory as a failure (exit 1).")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Skip trials that ended ok or oom before.")]
+RetryOomOption = Annotated[bool, typer.Option("--retry-oom", help="With --resume: try again what ended oom before.")]
 FormatOption = Annotated[str, typer.Option("--format", help="console, md, csv or json.")]
 
 QUICK = ("run.rounds=1", "run.min_steps=6", "run.max_seconds=1")
@@ -52,6 +58,7 @@ def run(
     quick: QuickOption = False,
     strict: StrictOption = False,
     resume: ResumeOption = False,
+    retry_oom: RetryOomOption = False,
     format_: FormatOption = "console",
 ) -> None:
     """Measure every strategy named in a study file and print the table."""
@@ -60,7 +67,7 @@ def run(
     loaded = study.load(
         file, sets=_sets(device, set_, rounds, max_rounds, pin, quick), strategies=_parse_strategies(strategy)
     )
-    _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
+    _measure(loaded, out=out, strict=strict, resume=resume, retry_oom=retry_oom, format_=format_)
 
 
 @app.command()
@@ -85,6 +92,7 @@ def sweep(
     quick: QuickOption = False,
     strict: StrictOption = False,
     resume: ResumeOption = False,
+    retry_oom: RetryOomOption = False,
     format_: FormatOption = "console",
 ) -> None:
     """Measure over a range of model or training dimensions; ranges include both ends."""
@@ -102,9 +110,9 @@ def sweep(
     if dry_run:
         from ckbench.launch import Launcher
 
-        _write(sweeping.describe(loaded, Launcher()))
+        output.write(sweeping.describe(loaded, Launcher()))
         return
-    _measure(loaded, out=out, strict=strict, resume=resume, format_=format_)
+    _measure(loaded, out=out, strict=strict, resume=resume, retry_oom=retry_oom, format_=format_)
 
 
 @app.command()
@@ -123,8 +131,8 @@ def report(
     """Rebuild tables from stored records; nothing is measured."""
     from ckbench import reporting
 
-    _write(
-        reporting.report(path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=_width())
+    output.write(
+        reporting.report(path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=output.width())
     )
 
 
@@ -137,9 +145,9 @@ def list_(shelf: Annotated[str | None, typer.Argument(help="strategies, models, 
     for name in shelves:
         if name not in registry.SHELVES:
             raise CkbenchError(f"unknown shelf {name!r}{registry.did_you_mean(name, registry.SHELVES)}")
-        _write(f"{name}\n")
+        output.write(f"{name}\n")
         for plugin in registry.names(name):
-            _write(f"  {registry.summary(name, plugin)}\n")
+            output.write(f"  {registry.summary(name, plugin)}\n")
 
 
 @app.command()
@@ -147,7 +155,7 @@ def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda
     """Say what can be measured here: device, driver, versions, NVML, clocks, and what will be n/a and why."""
     from ckbench import doctor as examination
 
-    _write(examination.examine(device))
+    output.write(examination.examine(device))
 
 
 @app.command()
@@ -156,7 +164,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Where to write the example
     from ckbench import examples
 
     for line in examples.write(folder):
-        _write(line + "\n")
+        output.write(line + "\n")
 
 
 @app.command()
@@ -164,12 +172,12 @@ def schema() -> None:
     """Print the JSON schema of study files, for editors."""
     from ckbench import study_schema
 
-    _write(study_schema.text())
+    output.write(study_schema.text())
 
 
 def _version(value: bool) -> None:
     if value:
-        _write(f"ckbench {__version__}\n")
+        output.write(f"ckbench {__version__}\n")
         raise typer.Exit
 
 
@@ -199,22 +207,26 @@ def _parse_strategies(texts: list[str] | None) -> tuple[Any, ...]:
     return tuple(read_value(text) if text.lstrip().startswith("{") else text for text in texts or ())
 
 
-def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, format_: str) -> None:
+def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, retry_oom: bool, format_: str) -> None:
     """Run a study, print its table, and end with the exit code that tells how it went."""
     from ckbench import registry, reporting, session
     from ckbench.launch import Launcher
     from ckbench.progress import watcher
 
     registry.load("reports", format_)
+    if retry_oom and not resume:
+        raise CkbenchError("--retry-oom needs --resume")
     _end_cleanly_on_signals()
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
-        result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, resume=resume)
-    text = reporting.draw(result.records, format_=format_, width=_width())
-    _write(text)
-    sys.stderr.write(f"records: {result.path}\n" if result.records else "no trial was finished\n")
+        result = session.run_session(
+            loaded, out=out, launcher=launcher, watcher=watching, resume=resume, retry_oom=retry_oom
+        )
+    text = reporting.draw(result.records, format_=format_, width=output.width())
+    output.write(text)
+    output.tell(f"records: {result.path}" if result.records else "no trial was finished")
     if result.is_interrupted:
-        sys.stderr.write("interrupted: the table is incomplete; --resume goes on with it\n")
+        output.tell("interrupted: the table is incomplete; --resume goes on with it")
     code = session.exit_code(result, strict=strict)
     if code:
         raise typer.Exit(code)
@@ -232,37 +244,27 @@ def _end_cleanly_on_signals() -> None:
             signal.signal(getattr(signal, name), interrupt)
 
 
-def _write(text: str) -> None:
-    """Print text; what an ASCII-only terminal cannot show becomes its nearest sign, never an error."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.replace("─", "-").replace("·", "*").encode(encoding, "replace").decode(encoding)
-    sys.stdout.write(text)
-
-
-def _width() -> int | None:
-    """Give the terminal's width; None where output goes to a file or a pipe, so that nothing is cut."""
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line each and an exit code."""
+    output.open_closed_streams()
     try:
         code = app(standalone_mode=False)
     except CkbenchError as error:
-        sys.stderr.write(f"{error}\n")
+        output.tell(str(error))
         code = error.exit_code
+    except OSError as error:  # what no command foresees, such as a full folder of temporary files
+        where = f"{error.filename}: " if error.filename else ""
+        output.tell(str(CkbenchError(f"{where}{error.strerror or error}")))
+        code = CkbenchError.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
+        output.tell("interrupted")
         code = EXIT_INTERRUPTED
     except Exception as error:
         # Typer's usage errors: it ships its own click, so they are known by what they can do
         if not hasattr(error, "show") or not hasattr(error, "exit_code"):
             raise
-        error.show()
+        told = io.StringIO()
+        error.show(file=told)
+        output.tell("\n".join(map(clean, told.getvalue().splitlines())))
         code = error.exit_code
     sys.exit(code if isinstance(code, int) else 0)

@@ -15,6 +15,16 @@ from ckbench.config import digest
 from ckbench.records import FIELDS, MEMORY_FIELDS
 from ckbench.statistics import paired_ratio, t_quantile
 
+SAME_ENVIRONMENT = (
+    "torch",
+    "code",
+    "threads",
+    "allocator",
+    "allocator_settings",
+    "driver",
+    "cuda",
+    "tf32_matmul",
+)
 SEVERITY = ("ok", "oom", "timeout", "killed", "error", "recompute_mismatch", "invalid")
 COUNT_FIELDS = (
     "flops_forward",
@@ -114,7 +124,7 @@ def group_id(record: dict[str, Any]) -> str:
             record["train"],
             record["run"].get("seed"),
             record["device_name"] or record["device"],
-            [environment.get(key) for key in ("torch", "code", "threads", "allocator")] if environment else None,
+            [environment.get(key) for key in SAME_ENVIRONMENT] if environment else None,
         ]
     )
 
@@ -134,6 +144,8 @@ def _row(group: str, members: list[dict[str, Any]]) -> Row:
     rounds = {r["round"]: r["step_s_median"] for r in ordered if r["status"] == "ok" and r["step_s_median"]}
     values.update(_times(ordered, rounds))
     values["rounds"] = len(rounds)
+    used, before = values["nvml_device_bytes"], values["nvml_device_before_bytes"]
+    values["nvml_device_grown_bytes"] = None if used is None or before is None else used - before
     return Row(values=values, rounds=rounds, group=group, records=ordered)
 
 
@@ -245,5 +257,5 @@ def sort_key(values: dict[str, Any], dotted: str) -> tuple[int, float, str]:
 
 def row_json(row: Row) -> dict[str, Any]:
     """Give a row as plain data: every record field, the pooled ones and the relative ones."""
-    extra = ("rounds", "baseline", "peak_change_ratio")
+    extra = ("rounds", "baseline", "peak_change_ratio", "nvml_device_grown_bytes")
     return {key: row.values.get(key) for key in (*FIELDS, *extra)}

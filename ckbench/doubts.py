@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckbench.compare import Comparison, Row
-from ckbench.units import format_bytes, format_percent
+from ckbench.units import GIB_BYTES, format_bytes, format_percent
 
 MANY = 4
 ORDER_TOLERANCE = 1.02
@@ -15,6 +15,8 @@ CLOCK_SHARE = 0.8
 DRIFT = 0.10
 DRIFT_P_VALUE = 0.001
 ESTIMATE_TOLERANCE = 0.05
+IDLE_DEVICE_BYTES = GIB_BYTES
+"""A GPU that nobody computes on holds less: the driver's own share and a desktop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,20 @@ def _machine(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]
     )
 
 
+def _nvml(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
+    texts = [text for row in comparison.rows for text in row.values["environment"].get("nvml_warnings") or ()]
+    yield from (Doubt(about="", reason=str(text)) for text in dict.fromkeys(texts))
+    yield from _gather(
+        comparison,
+        lambda row: (row.values["nvml_device_before_bytes"] or 0) > IDLE_DEVICE_BYTES,
+        lambda rows: (
+            f"{format_bytes(max(r.values['nvml_device_before_bytes'] for r in rows))} of the device were in use "
+            "before the trial"
+        ),
+        "that is not this run's memory: read the allocator's columns, or what the device grew by",
+    )
+
+
 def _is_throttled(row: Row) -> bool:
     for record in row.records:
         facts: dict[str, Any] = record["environment"]
@@ -333,6 +349,7 @@ CHECKS: tuple[Check, ...] = (
     _warm_up,
     _parity_unknown,
     _machine,
+    _nvml,
     _allocator,
     _skipped_updates,
     _estimate,

@@ -10,25 +10,37 @@ CkbenchError            exit 2
 
 from collections.abc import Sequence
 
+from ckbench.units import one_line
+
 EXIT_OK = 0
 EXIT_TRIAL_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOTHING_FITS = 3
 EXIT_INTERRUPTED = 130
 
+MAX_FAULTS = 50
+
 
 class CkbenchError(Exception):
-    """A message for a person; printed as it is, without a traceback."""
+    """A message for a person; printed as it is, without a traceback.
+
+    Each line of it is made fit to print here, once: a name from a file or a command line may hold anything.
+    """
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(map(one_line, lines)))
 
 
 class ConfigError(CkbenchError):
     """One or more faults in a study, each a line of its own."""
 
     def __init__(self, faults: str | Sequence[str]) -> None:
-        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
-        super().__init__("\n".join(self.faults))
+        told = (faults,) if isinstance(faults, str) else tuple(faults)
+        more = len(told) - MAX_FAULTS
+        self.faults = told if more <= 0 else (*told[:MAX_FAULTS], f"and {more} more faults")
+        super().__init__(*self.faults)
 
 
 class PlanError(CkbenchError):

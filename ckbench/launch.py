@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -51,7 +51,7 @@ class Launcher:
         if _runs_here(device):
             opened = worker.open_device(device, None)
             return {"label": opened.label(), "name": opened.name(), "facts": environment(opened)}
-        answer, process, tail = self._converse(_probe_entry, device, 120.0, lambda phase: None)
+        answer, process, tail = self.converse(_probe_entry, device, 120.0, lambda phase: None)
         if answer is None:
             raise CkbenchError(f"the device check of {device} ended with exit code {process.exitcode}: {tail}")
         if "error" in answer:
@@ -74,7 +74,7 @@ class Launcher:
             last_phase = phase
             progress(phase)
 
-        answer, process, tail = self._converse(_trial_entry, json.dumps(request), config.run.timeout_s, follow)
+        answer, process, tail = self.converse(_trial_entry, json.dumps(request), config.run.timeout_s, follow)
         if answer is not None:
             record = Record(**answer["record"])
         else:
@@ -83,10 +83,10 @@ class Launcher:
         record.environment.setdefault("start_method", self.start_method)
         return record
 
-    def _converse(
+    def converse(
         self, entry: Callable[..., None], text: str, timeout_s: float, progress: Progress
     ) -> tuple[dict[str, Any] | None, BaseProcess, str]:
-        """Start a child, follow its messages, and end its whole process tree.
+        """Start a child on ``entry(connection, text, log)``, follow its messages, end its whole process tree.
 
         Gives its last message, or None if it ended without one; the process; the tail of its output.
         """
@@ -94,7 +94,8 @@ class Launcher:
         with tempfile.TemporaryDirectory(prefix="ckbench-") as folder:
             log = Path(folder) / "output"
             process = self._context.Process(target=entry, args=(theirs, text, str(log)), daemon=False)
-            process.start()
+            with _importable():
+                process.start()
             theirs.close()
             try:
                 answer, timed_out = _listen(ours, process, timeout_s, progress)
@@ -108,6 +109,21 @@ class Launcher:
 
 
 TIMED_OUT = "timed out"
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """Let a server that starts now find this package: before Python 3.13 it is not told our ``sys.path``."""
+    before = os.environ.get("PYTHONPATH")
+    root = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = root if not before else os.pathsep.join([root, before])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _runs_here(device: str) -> bool:
@@ -192,7 +208,7 @@ def _tail(log: Path) -> str:
     return " | ".join(lines)[-STDERR_TAIL_CHARS:]
 
 
-def _enter_child(log: str) -> None:
+def enter_child(log: str) -> None:
     """Turn a fresh child into a worker: own process group, output to a file, gone when the parent goes."""
     if hasattr(os, "setsid"):
         os.setsid()
@@ -216,10 +232,10 @@ def _die_with_parent() -> None:
 
 
 def _trial_entry(connection: Connection, text: str, log: str) -> None:
-    _enter_child(log)
+    enter_child(log)
     worker.serve(connection, text)
 
 
 def _probe_entry(connection: Connection, text: str, log: str) -> None:
-    _enter_child(log)
+    enter_child(log)
     worker.probe(connection, text)

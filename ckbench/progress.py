@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ckbench.output import tell
 from ckbench.records import Record
 from ckbench.session import Job, Watcher
 from ckbench.units import format_bytes, format_duration, format_ms
@@ -19,7 +20,7 @@ class Lines:
     def begin(self, n_jobs: int, n_resumed: int) -> None:
         """Say how many trials there are."""
         self.n_jobs = n_jobs
-        _write(opening(n_jobs, n_resumed))
+        tell(opening(n_jobs, n_resumed))
 
     def trial(self, job: Job, phase: str) -> None:
         """Say nothing about phases."""
@@ -27,7 +28,7 @@ class Lines:
     def done(self, job: Job, record: Record, left_s: float | None) -> None:
         """Say how a trial ended."""
         self.n_done += 1
-        _write(f"[{self.n_done}/{self.n_jobs}] {outcome(job, record)}; {format_duration(left_s)} left")
+        tell(f"[{self.n_done}/{self.n_jobs}] {outcome(job, record)}; {format_duration(left_s)} left")
 
 
 class Bar:
@@ -71,11 +72,6 @@ def outcome(job: Job, record: Record) -> str:
         return f"{title(job)}: {record.status} in {record.failed_phase or 'the trial'}"
     peak = "" if record.peak_allocated_bytes is None else f", peak {format_bytes(record.peak_allocated_bytes)}"
     return f"{title(job)}: ok, {format_ms(record.step_s_median)} ms per step{peak}"
-
-
-def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager

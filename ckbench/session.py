@@ -75,14 +75,18 @@ def open_study_device(study: Study, launcher: Launcher) -> tuple[dict[str, Any],
     return device, points, notes
 
 
-def run_session(study: Study, *, out: Path, launcher: Launcher, watcher: Watcher, resume: bool = False) -> Session:
+def run_session(
+    study: Study, *, out: Path, launcher: Launcher, watcher: Watcher, resume: bool = False, retry_oom: bool = False
+) -> Session:
     """Measure every point of a study under every strategy. Ctrl-C ends it; what is finished is kept.
 
+    ``resume`` goes on with an earlier session of the same study: finished trials are skipped, and what did not
+    fit counts as finished unless ``retry_oom``.
     Raises CkbenchError before the first trial where something cannot work at all.
     """
     device, points, notes = open_study_device(study, launcher)
     jobs = list(plan_jobs(points, device["run_device"]))
-    session_id, finished = _resumable(out, jobs, device) if resume else ("", set())
+    session_id, finished = _resumable(out, jobs, device, retry_oom) if resume else ("", set())
     session_id = session_id or uuid.uuid4().hex[:8]
     with ResultStore(out, study.name, session_id) as results:
         session = Session(session_id=session_id, path=results.path, device=device, notes=notes)
@@ -159,6 +163,8 @@ def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher:
         record.study_notes = session.notes
         if not record.environment.get("code"):
             record.environment = {**session.device["facts"], **record.environment}
+            if job.config.run.threads is not None:
+                record.environment["threads"] = job.config.run.threads
         if not record.device_name:
             record.device, record.device_name = session.device["label"], session.device["name"]
         _keep(record, job, session, results)
@@ -196,23 +202,26 @@ def _key(config: RunConfig, round_number: int) -> Key:
     return config.configuration_id(), round_number
 
 
-def _resumable(out: Path, jobs: list[Job], device: dict[str, Any]) -> tuple[str, set[Key]]:
+def _resumable(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool) -> tuple[str, set[Key]]:
     """Find what is already there for the same configs, versions, device and code.
 
     Gives the session to go on with, the newest one that has any of it, and its finished trials: ok, and
-    oom in any round, since what does not fit will not fit again. Failed ones are tried again.
+    oom in any round, since what does not fit will not fit again (``retry_oom``: it might). Failed ones are tried again.
     """
     if not out.exists():
         return "", set()
     records, _ = store.read(out)
     wanted = {job.config.configuration_id() for job in jobs}
     facts = device["facts"]
+    decisive = ["torch", "code", "allocator"]
+    if any(job.config.run.threads is None for job in jobs):  # a given number is part of the configuration
+        decisive.append("threads")
     usable = [
         record
         for record in records
         if record["configuration_id"] in wanted
         and record["device_name"] == device["name"]
-        and all(record["environment"].get(key) == facts.get(key) for key in ("torch", "code", "threads", "allocator"))
+        and all(record["environment"].get(key) == facts.get(key) for key in decisive)
     ]
     if not usable:
         return "", set()
@@ -221,8 +230,9 @@ def _resumable(out: Path, jobs: list[Job], device: dict[str, Any]) -> tuple[str,
     for record in sorted(usable, key=lambda record: record["started_at"]):
         if record["session_id"] == newest:
             newest_try[(record["configuration_id"], record["round"])] = record
-    finished = {key for key, record in newest_try.items() if record["status"] in FINISHED}
-    no_room = {record["configuration_id"] for record in newest_try.values() if record["status"] == "oom"}
+    done = ("ok",) if retry_oom else FINISHED
+    finished = {key for key, record in newest_try.items() if record["status"] in done}
+    no_room = {r["configuration_id"] for r in newest_try.values() if r["status"] == "oom" and "oom" in done}
     finished |= {_key(job.config, job.round) for job in jobs if job.config.configuration_id() in no_room}
     return newest, finished
 

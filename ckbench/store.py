@@ -80,6 +80,8 @@ class ResultStore:
             raise StoreError(f"{self.path}: cannot be written ({error.strerror})") from None
         try:
             size = os.fstat(target).st_size
+            if size and _last_byte(self.path) != b"\n":
+                data = b"\n" + data  # a line cut short stays by itself
             try:
                 written = 0
                 while written < len(data):
@@ -94,6 +96,12 @@ class ResultStore:
             with contextlib.suppress(OSError):
                 if self.path.stat().st_size == 0:
                     self.path.unlink()
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
 
 
 def _take_lock(lock: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ckbench.compare import Comparison, Row, look_up
+from ckbench.compare import Comparison, Row, look_up, tokens_per_step
 from ckbench.doubts import Doubt, doubts
 from ckbench.store import Skipped
 from ckbench.units import UNKNOWN, format_count, format_mib, format_ms, format_percent
@@ -130,7 +130,21 @@ COLUMNS = [
     Column(
         key="peak_reserved_bytes", head="reserved MiB", text=lambda v: format_mib(v["peak_reserved_bytes"]), priority=10
     ),
-    Column(key="nvml_process_bytes", head="NVML MiB", text=lambda v: format_mib(v["nvml_process_bytes"]), priority=11),
+    Column(
+        key="nvml_process_bytes",
+        head="NVML process MiB",
+        text=lambda v: format_mib(v["nvml_process_bytes"]),
+        priority=11,
+    ),
+    Column(
+        key="nvml_device_bytes", head="NVML device MiB", text=lambda v: format_mib(v["nvml_device_bytes"]), priority=15
+    ),
+    Column(
+        key="nvml_device_grown_bytes",
+        head="NVML grown MiB",
+        text=lambda v: format_mib(v.get("nvml_device_grown_bytes")),
+        priority=16,
+    ),
     Column(key="step_s_median", head="step ms", text=lambda v: format_ms(v["step_s_median"]), priority=2),
     Column(
         key="step_s_low",
@@ -172,6 +186,9 @@ def header(comparison: Comparison) -> list[str]:
     if parameters:
         span = [format_count(parameters[0])] + ([format_count(parameters[-1])] if len(parameters) > 1 else [])
         lines[1] += f"; {' to '.join(span)} parameters"
+    tokens = {tokens_per_step(v["train"]) for v in rows}
+    if len(tokens) == 1 and rows[0]["train"].get("grad_accumulation", 1) != 1:
+        lines[2] += f"; {tokens.pop()} tokens per step"
     lines += dict.fromkeys(clean(str(note)) for v in rows for note in v["study_notes"])
     lines.append(_device_line(rows))
     names = sorted(set(comparison.baselines.values()))

@@ -1,4 +1,4 @@
-"""Bytes, seconds and counts as text, and sizes from text; the only divisor of 2**20 and 2**30."""
+"""Bytes, seconds, counts and foreign words as text fit to print; the only divisor of 2**20 and 2**30."""
 
 import re
 
@@ -6,6 +6,7 @@ KIB_BYTES = 2**10
 MIB_BYTES = 2**20
 GIB_BYTES = 2**30
 UNKNOWN = "n/a"
+MAX_LINE_CHARS = 600
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SIZE_UNITS = {
@@ -19,6 +20,22 @@ _SIZE_UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+
+
+def clean(text: str) -> str:
+    """Replace characters that steer a terminal, hide or reorder text, or break a line.
+
+    >>> clean(f"a{chr(27)}[2Jb"), clean("none")
+    ('a?[2Jb', 'none')
+    """
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def one_line(text: str) -> str:
+    """Make one line for people of any text: nothing that steers a terminal, and the middle left out of a long one."""
+    text = clean(" ".join(text.splitlines()))
+    half = MAX_LINE_CHARS // 2
+    return text if len(text) <= MAX_LINE_CHARS else f"{text[:half]} ... {text[-half:]}"
 
 
 def parse_size_bytes(text: str) -> int:

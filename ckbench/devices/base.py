@@ -112,6 +112,11 @@ class Device(Protocol):
         """Give environment facts that only the device knows: driver, clocks, allocator settings."""
         ...
 
+    def facts_after(self) -> dict[str, Any]:
+        """Give the device's condition after the timed steps, as environment facts of other names than ``facts``
+        has, but for warnings, which replace those from before."""
+        ...
+
     def clock(self) -> Clock:
         """Make a clock for steps on this device."""
         ...

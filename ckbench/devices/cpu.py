@@ -80,6 +80,10 @@ class Cpu:
         """Say which vector instructions PyTorch uses."""
         return {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
+    def facts_after(self) -> dict[str, Any]:
+        """Give nothing: a processor does not tell its condition."""
+        return {}
+
     def clock(self) -> CpuClock:
         """Make a perf_counter clock."""
         return CpuClock()

@@ -208,9 +208,10 @@ def own_process_bytes(reading: _nvml.Reading, stats: Stats) -> int | None:
     """Give NVML's figure of this process, unless it cannot be this one.
 
     In a container NVML may list PIDs of the host, and one of them may happen to be ours: a process with
-    less than our allocator holds is somebody else.
+    less than our allocator holds is somebody else. One with less than it held since the reset has given
+    memory back, and the figure is no high-water mark.
     """
-    held = stats.get("reserved_bytes.all.current", 0)
+    held = max(stats.get(f"reserved_bytes.all.{when}", 0) for when in ("current", "peak"))
     return None if reading.process_bytes is None or reading.process_bytes < held else reading.process_bytes
 
 

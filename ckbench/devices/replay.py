@@ -1,10 +1,10 @@
 """replay: scripted answers instead of a device, so that tests and simulations need no hardware and no waiting.
 
-The script is a JSON file: ``{"device_name": ..., "isolated": false, "strategies": {LABEL: {...}}}`` with,
-per strategy label (``*`` for any other), ``step_s`` (a number, or a list that is repeated), ``noise``
-(see ``Noise``), ``fields`` (record fields to give back), and ``fail``: one of ``{"raise": TEXT}``,
-``{"raise": TEXT, "type": NAME}``, ``{"signal": N}``, ``{"exit": N}``, ``{"hang_s": S}``, with ``round`` to
-fail in one round only.
+The script is a JSON file: ``{"device_name": ..., "isolated": false, "facts": {...}, "facts_after": {...},
+"strategies": {LABEL: {...}}}``. Both kinds of facts go into the record's environment. Per strategy label (``*``
+for any other): ``step_s`` (a number, or a list that is repeated), ``noise`` (see ``Noise``), ``fields`` (record
+fields to give back), and ``fail``: one of ``{"raise": TEXT}``, ``{"raise": TEXT, "type": NAME}``,
+``{"signal": N}``, ``{"exit": N}``, ``{"hang_s": S}``, with ``round`` to fail in one round only.
 """
 
 import json
@@ -30,13 +30,15 @@ SHARES = {"forward": 0.35, "backward": 0.6, "optimizer": 0.05}
 class Noise:
     """How a machine disturbs step times; all relative to the step.
 
-    ``process``: spread (standard deviation of the logarithm) between processes. ``step``: spread between
+    ``process``: spread (standard deviation of the logarithm) between processes. ``round``: spread between
+    rounds that all strategies of a round share, as when a machine slowly warms up. ``step``: spread between
     steps. ``drift``: change from the first to the last of 100 steps. ``burst_probability`` and
     ``burst_factor``: rare slow stretches. ``tail``: degrees of freedom of Student's t for the step
     spread; few mean heavy tails.
     """
 
     process: float = 0.0
+    round: float = 0.0
     step: float = 0.0
     drift: float = 0.0
     burst_probability: float = 0.0
@@ -71,7 +73,9 @@ class ReplaySubject:
         self.steps: list[float] = steps if isinstance(steps, list) else [steps]
         self.noise = Noise(**script.get("noise", {}))
         self.random = random.Random(f"{config.run.seed}/{config.strategy.label}/{round_number}/{script.get('salt')}")
-        self.process_factor = math.exp(self.random.gauss(0.0, self.noise.process))
+        shared = random.Random(f"{config.run.seed}/{round_number}")
+        spread = self.random.gauss(0.0, self.noise.process) + shared.gauss(0.0, self.noise.round)
+        self.process_factor = math.exp(spread)
         fail = script.get("fail")
         self.fail = fail if fail and fail.get("round", round_number) == round_number else None
 
@@ -147,6 +151,10 @@ class Replay:
     def facts(self) -> dict[str, Any]:
         """Give the scripted facts."""
         return dict(self.script.get("facts", {}))
+
+    def facts_after(self) -> dict[str, Any]:
+        """Give the scripted facts of the end."""
+        return dict(self.script.get("facts_after", {}))
 
     def clock(self) -> ReplayClock:
         """Make a clock that takes scripted times."""

@@ -4,13 +4,16 @@ The forward of each covered module is replaced on the instance. A region over se
 one pass of the model's own loop: its earlier modules only record what they were called with and hand
 their input on, the last one runs them all inside one checkpoint call. So arguments that differ from
 block to block survive, and the model's code knows nothing of it. A part with its pre-norm
-(norm, then FFN) is such a chain of two modules.
+(norm, then FFN) is such a chain of two modules. A module that stands at several places of the stack
+(shared layers) gets a forward for each place, which its calls take in turn.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -75,18 +78,22 @@ class AppliedPlan:
         self.counts = Counts(block_calls_forward=[0] * n, block_calls_backward=[0] * n)
         self.notes: list[str] = []
         self._patched: dict[nn.Module, Any] = {}
+        self._forwards = _by_place(model)
         for i, block in enumerate(model.blocks):
-            self._patch(block, self._counted(i, block.forward))
+            self._forwards[block][i] = self._counted(i, block.forward)
         for region in plan.regions:
             if region.part == "block":
-                self._cover(model.blocks[region.start : region.stop], region)
+                self._cover([(model.blocks[i], i) for i in range(region.start, region.stop)], region)
             else:
                 chain = model.parts[region.start].get(region.part)
                 if not chain:
                     raise PlanError(f"block {region.start} has no {region.part} part")
                 if len(chain) == 1 and not self.notes:
                     self.notes.append(f"{region.part} without its norm: the norm's output is used elsewhere too")
-                self._cover(chain, region)
+                self._cover([(module, region.start) for module in chain], region)
+        for module, by_place in self._forwards.items():
+            if any(forward != module.forward for forward in by_place.values()):
+                self._patch(module, _in_turn(list(by_place.values())))
 
     def remove(self) -> None:
         """Give every module its own forward back."""
@@ -96,6 +103,7 @@ class AppliedPlan:
             else:
                 object.__setattr__(module, "forward", own)
         self._patched.clear()
+        self._forwards.clear()
 
     def _patch(self, module: nn.Module, forward: Forward) -> None:
         self._patched.setdefault(module, module.__dict__.get("forward"))
@@ -110,9 +118,9 @@ class AppliedPlan:
 
         return counted_forward
 
-    def _cover(self, chain: Sequence[nn.Module], region: Region) -> None:
-        """Make ``chain`` run as one region."""
-        forwards = [module.forward for module in chain]
+    def _cover(self, chain: Sequence[tuple[nn.Module, int]], region: Region) -> None:
+        """Make ``chain``, modules with their places in the stack, run as one region."""
+        forwards = [self._forwards[module][place] for module, place in chain]
         calls: list[_Call] = []
 
         def recording_forward(*args: Any, **kwargs: Any) -> Any:
@@ -126,9 +134,10 @@ class AppliedPlan:
             calls.clear()
             return self._run_region(region, region.start, forwards, recorded, hidden)
 
-        for module in chain[:-1]:
-            self._patch(module, recording_forward)
-        self._patch(chain[-1], running_forward)
+        for module, place in chain[:-1]:
+            self._forwards[module][place] = recording_forward
+        last, place = chain[-1]
+        self._forwards[last][place] = running_forward
 
     def _run_region(
         self, region: Region, first: int, forwards: Sequence[Forward], calls: Sequence[_Call], hidden: Any
@@ -156,6 +165,8 @@ class AppliedPlan:
                     hidden = inner[item - first].run(forwards[item - first], hidden)
             return hidden
 
+        if not torch.is_grad_enabled():
+            return body(hidden, *flat)  # an evaluation pass keeps nothing, so there is nothing to recompute
         if self.plan.reentrant:
             if not any(isinstance(x, Tensor) and x.requires_grad for x in (hidden, *flat)):
                 raise PlanError(
@@ -171,6 +182,23 @@ class AppliedPlan:
             preserve_rng_state=self.plan.preserve_rng,
             early_stop=self.plan.early_stop,
         )
+
+
+def _by_place(model: BuiltModel) -> dict[nn.Module, dict[int, Forward]]:
+    """List the forward of every block and part by the place where it stands; shared ones stand at several."""
+    forwards: dict[nn.Module, dict[int, Forward]] = {}
+    for i, block in enumerate(model.blocks):
+        for module in (block, *(module for chain in model.parts[i].values() for module in chain)):
+            forwards.setdefault(module, {})[i] = module.forward
+    return forwards
+
+
+def _in_turn(forwards: Sequence[Forward]) -> Forward:
+    """Make one forward of those of a module's places: the first call is at the first of them, and so on around."""
+    if len(forwards) == 1:
+        return forwards[0]
+    turns = itertools.cycle(forwards)
+    return lambda *args, **kwargs: next(turns)(*args, **kwargs)
 
 
 def _take_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call, Any]:

@@ -173,9 +173,8 @@ class Trial:
     def release(self) -> None:
         """Let go of model, optimizer and batches, so that a parity check has the room."""
         self.applied.remove()
-        self.optimizer.state.clear()
         self.batches = []
-        del self.model, self.module
+        del self.model, self.module, self.optimizer  # the optimizer's groups would keep every weight
 
 
 def baseline_config(config: RunConfig) -> RunConfig:

@@ -100,6 +100,7 @@ def run_trial(config: RunConfig, round_number: int, requested_at: float, progres
         record.startup_s = time.time() - requested_at
         for name, value in measure(subject, device, config, round_number, enter).items():
             setattr(record, name, value)
+        record.environment.update(device.facts_after())
         if record.parity == "failed":
             record.status, record.message = "invalid", record.parity_detail
     except Exception as error:
@@ -108,7 +109,8 @@ def run_trial(config: RunConfig, round_number: int, requested_at: float, progres
             setattr(record, name, value)
         record.message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
         record.failed_phase = _failed_phase(stage, subject)
-    gc.collect()
+        del error  # its traceback holds the frames, and they hold what did not fit
+        gc.collect()
     return record
 
 

@@ -66,7 +66,9 @@ def test_commands_named_in_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     source = (ROOT / "ckbench" / "cli.py").read_text(encoding="utf-8")
-    commands = {name.strip("_") for name in re.findall(r"^@app\.command\(.*\)\ndef (\w+)\(", source, flags=re.MULTILINE)}
+    commands = {
+        name.strip("_") for name in re.findall(r"^@app\.command\(.*\)\ndef (\w+)\(", source, flags=re.MULTILINE)
+    }
     for verb in re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE):
         assert verb in verbs, f"{page.name} says make {verb}"
     for command in re.findall(r"(?:^|`)ckbench ([a-z]+)", text, flags=re.MULTILINE):

@@ -55,7 +55,9 @@ def test_no_file_is_a_drawer() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=label)
 def test_public_names_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    bare = [f"{label(path)}:{node.lineno} {node.name}" for node in public_definitions(tree) if not ast.get_docstring(node)]
+    bare = [
+        f"{label(path)}:{node.lineno} {node.name}" for node in public_definitions(tree) if not ast.get_docstring(node)
+    ]
     assert bare == []
 
 
