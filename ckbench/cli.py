@@ -132,7 +132,9 @@ def report(
     from ckbench import reporting
 
     output.write(
-        reporting.report(path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=output.width())
+        reporting.report(
+            path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=output.width()
+        )
     )
 
 
@@ -224,7 +226,7 @@ def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, retry_oom: b
         )
     text = reporting.draw(result.records, format_=format_, width=output.width())
     output.write(text)
-    output.tell(f"records: {result.path}" if result.records else "no trial was finished")
+    output.tell(f"records: {clean(str(result.path))}" if result.records else "no trial was finished")
     if result.is_interrupted:
         output.tell("interrupted: the table is incomplete; --resume goes on with it")
     code = session.exit_code(result, strict=strict)

@@ -25,6 +25,7 @@ SAME_ENVIRONMENT = (
     "cuda",
     "tf32_matmul",
 )
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
 SEVERITY = ("ok", "oom", "timeout", "killed", "error", "recompute_mismatch", "invalid")
 COUNT_FIELDS = (
     "flops_forward",
@@ -141,12 +142,17 @@ def _row(group: str, members: list[dict[str, Any]]) -> Row:
         values[key] = worst[key]
     for key in (*MEMORY_FIELDS, *COUNT_FIELDS):
         values[key] = next((r[key] for r in ordered if r[key] is not None), None)
-    rounds = {r["round"]: r["step_s_median"] for r in ordered if r["status"] == "ok" and r["step_s_median"]}
+    rounds = {r["round"]: r["step_s_median"] for r in ordered if r["status"] == "ok" and _is_time(r["step_s_median"])}
     values.update(_times(ordered, rounds))
     values["rounds"] = len(rounds)
     used, before = values["nvml_device_bytes"], values["nvml_device_before_bytes"]
     values["nvml_device_grown_bytes"] = None if used is None or before is None else used - before
     return Row(values=values, rounds=rounds, group=group, records=ordered)
+
+
+def _is_time(seconds: float | None) -> bool:
+    """Tell whether a step can have taken that long; the bounds keep ratios of foreign records finite."""
+    return seconds is not None and SHORTEST_STEP_S <= seconds <= LONGEST_STEP_S
 
 
 def _times(ordered: Sequence[dict[str, Any]], rounds: dict[int, float]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckbench.compare import Comparison, Row
-from ckbench.units import GIB_BYTES, format_bytes, format_percent
+from ckbench.units import GIB_BYTES, format_bytes, format_percent, one_line
 
 MANY = 4
 ORDER_TOLERANCE = 1.02
@@ -29,7 +29,7 @@ class Doubt:
 
     def __str__(self) -> str:
         text = f"{self.about}: {self.reason}" if self.about else self.reason
-        return f"{text}; {self.advice}" if self.advice else text
+        return one_line(f"{text}; {self.advice}" if self.advice else text)
 
 
 Check = Callable[[Comparison, list[list[Row]]], Iterator[Doubt]]
@@ -279,8 +279,9 @@ def _machine(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]
 
 
 def _nvml(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
-    texts = [text for row in comparison.rows for text in row.values["environment"].get("nvml_warnings") or ()]
-    yield from (Doubt(about="", reason=str(text)) for text in dict.fromkeys(texts))
+    told = [row.values["environment"].get("nvml_warnings") for row in comparison.rows]
+    texts = dict.fromkeys(str(text) for texts in told if isinstance(texts, list) for text in texts)
+    yield from (Doubt(about="", reason=text) for text in texts)
     yield from _gather(
         comparison,
         lambda row: (row.values["nvml_device_before_bytes"] or 0) > IDLE_DEVICE_BYTES,

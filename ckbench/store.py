@@ -5,7 +5,6 @@ Reading trusts nothing: a cut, foreign or newer line is named and passed over, a
 
 import contextlib
 import json
-import math
 import os
 import re
 import typing
@@ -13,15 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ckbench.errors import StoreError
 from ckbench.records import SCHEMA, STATUSES, Record
+from ckbench.units import one_line
 
 PUBLISHED = "published"
 LOCK_NAME = ".lock"
 MAX_LINE_BYTES = 50_000_000
 MAX_NESTING = 12
+MAX_NUMBER = 2**63
+"""More than any seed, count, byte or second of a trial; sums and ratios of such numbers stay finite."""
+ROOM_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Skipped:
 
     def __str__(self) -> str:
         where = f"{self.path}" if self.line is None else f"{self.path}:{self.line}"
-        return f"{where}: {self.reason}"
+        return one_line(f"{where}: {self.reason}")
 
 
 class ResultStore:
@@ -43,18 +46,21 @@ class ResultStore:
     def __init__(self, folder: Path, study: str, session_id: str) -> None:
         self.folder = folder
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        self.path = folder / f"{slug(study)}_{stamp}_{session_id}.jsonl"
+        # On --resume the session's name comes from a file, which may say ../../anything
+        self.path = folder / f"{slug(study)}_{stamp}_{slug(session_id)}.jsonl"
         self._lock: int | None = None
 
     def __enter__(self) -> "ResultStore":
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            _try_writing(self._lock)
         except FileExistsError:
             raise StoreError(f"{self.folder}: is a file, not a results folder") from None
         except NotADirectoryError:
             raise StoreError(f"{self.folder}: a parent of it is a file") from None
         except OSError as error:
+            self.__exit__()
             raise StoreError(f"{self.folder}: cannot be written ({error.strerror})") from None
         if not _take_lock(self._lock):
             os.close(self._lock)
@@ -104,6 +110,17 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
+def _try_writing(lock: int) -> None:
+    """Find a full disk before the first trial: take the room that a few records need, and give it back."""
+    try:
+        written = 0
+        while written < ROOM_BYTES:
+            written += os.write(lock, bytes(ROOM_BYTES - written))
+        os.fsync(lock)  # some file systems only say now that there is no room
+    finally:
+        os.ftruncate(lock, 0)
+
+
 def _take_lock(lock: int) -> bool:
     try:
         import fcntl
@@ -111,8 +128,10 @@ def _take_lock(lock: int) -> bool:
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     return True
 
 
@@ -149,11 +168,11 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[Skipped]]:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise StoreError(f"{path}: no such results folder; `ckbench run` makes one")
     try:
+        if path.is_file():
+            return [path]
+        if not path.is_dir():
+            raise StoreError(f"{path}: no such results folder; `ckbench run` makes one")
         found = sorted(path.rglob("*.jsonl"))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
@@ -163,17 +182,29 @@ def _files(path: Path) -> list[Path]:
 
 def _lines(file: Path) -> Iterator[tuple[int | None, dict[str, Any] | str]]:
     """Yield line numbers with a record, or with the reason why there is none."""
+    if not file.is_file():  # a folder of that name, or a pipe, at which reading would wait for ever
+        yield None, "not a file"
+        return
+    is_empty = True
     try:
-        data = file.read_bytes()
+        with file.open("rb") as stream:
+            for number, raw in enumerate(_raw_lines(stream), start=1):
+                if raw.strip():
+                    is_empty = False
+                    yield number, _parse(raw, is_cut=not raw.endswith(b"\n"))
     except OSError as error:
         yield None, f"cannot be read ({error.strerror})"
         return
-    if not data.strip():
+    if is_empty:
         yield None, "empty file"
-        return
-    for number, raw in enumerate(data.split(b"\n"), start=1):
-        if raw.strip():
-            yield number, _parse(raw, is_cut=not data.endswith(b"\n") and raw == data.rsplit(b"\n", 1)[-1])
+
+
+def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield line by line; of one longer than any record, only so much that this can be seen."""
+    while line := stream.readline(MAX_LINE_BYTES + 2):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
 
 
 def _parse(raw: bytes, *, is_cut: bool) -> dict[str, Any] | str:
@@ -189,10 +220,10 @@ def _parse(raw: bytes, *, is_cut: bool) -> dict[str, Any] | str:
     if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
         return f"schema {schema} is newer than this ckbench reads ({SCHEMA}); upgrade ckbench"
     if schema != SCHEMA:
-        return f"unknown schema {str(schema)[:40]!r}"
+        return f"unknown schema {repr(schema)[:40]}"
     record = {**_DEFAULTS, **{key: item for key, item in value.items() if key in _DEFAULTS}}
     for key, item in record.items():
-        if not _fits(item, *_TYPES[key]):
+        if not _fits(key, item):
             return f"field {key} has a value it cannot have"
     if record["status"] not in STATUSES:
         return f"unknown status {record['status'][:40]!r}"
@@ -215,21 +246,23 @@ def _allowed_types(annotation: Any) -> tuple[tuple[type, ...], bool]:
 
 
 _TYPES = {f.name: _allowed_types(f.type) for f in fields(Record)}
+_ITEM_TYPES = {f.name: typing.get_args(f.type)[0] for f in fields(Record) if typing.get_origin(f.type) is list}
 _DEFAULTS = Record().to_json()
 
 
-def _fits(value: Any, kinds: tuple[type, ...], optional: bool) -> bool:
+def _fits(key: str, value: Any) -> bool:
+    """Tell whether a field may have a value: its type, finite, and not negative unless it tells a change."""
+    kinds, optional = _TYPES[key]
     if value is None:
         return optional
     kind = type(value)
-    if kind is float:
-        return float in kinds and math.isfinite(value)
-    if kind is int:
-        return (int in kinds or float in kinds) and abs(value) < 2**63
+    if kind in (int, float):
+        lowest = -MAX_NUMBER if key.endswith("_ratio") else 0
+        return (kind in kinds or float in kinds) and lowest <= value < MAX_NUMBER
     if kind not in kinds:
         return False
-    if kind is list and value and type(value[0]) in (float, int):
-        return all(type(item) in (float, int) and 0 <= item < math.inf for item in value)
+    if kind is list and _ITEM_TYPES[key] is float:
+        return all(type(item) in (float, int) and 0 <= item < MAX_NUMBER for item in value)
     return kind in (str, bool) or _is_plain(value, 0)
 
 
@@ -241,4 +274,4 @@ def _is_plain(value: Any, depth: int) -> bool:
         return all(_is_plain(item, depth + 1) for item in value.values())
     if isinstance(value, list):
         return all(_is_plain(item, depth + 1) for item in value)
-    return not isinstance(value, float) or math.isfinite(value)
+    return not isinstance(value, int | float) or -MAX_NUMBER < value < MAX_NUMBER

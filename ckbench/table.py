@@ -7,7 +7,7 @@ from typing import Any
 from ckbench.compare import Comparison, Row, look_up, tokens_per_step
 from ckbench.doubts import Doubt, doubts
 from ckbench.store import Skipped
-from ckbench.units import UNKNOWN, format_count, format_mib, format_ms, format_percent
+from ckbench.units import UNKNOWN, clean, format_count, format_mib, format_ms, format_percent, one_line
 
 HEADER_KEYS = {
     "model": ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "dropout", "attention"),
@@ -39,18 +39,18 @@ class Table:
     skipped: list[Skipped]
 
     def cells(self, columns: list[Column] | None = None) -> list[list[str]]:
-        """Write every cell of the asked columns as text."""
-        return [[column.text(row.values) for column in columns or self.columns] for row in self.rows]
+        """Write every cell of the asked columns as text; nothing from a foreign file steers the terminal."""
+        return [[clean(column.text(row.values)) for column in columns or self.columns] for row in self.rows]
 
 
 def build(comparison: Comparison, *, skipped: list[Skipped] | None = None) -> Table:
     """Lay out a comparison."""
     shown = _columns(comparison)
     return Table(
-        header=header(comparison),
+        header=[clean(line) for line in header(comparison)],
         columns=shown,
         rows=comparison.rows,
-        failures=failures(comparison),
+        failures=[one_line(line) for line in failures(comparison)],
         doubts=doubts(comparison),
         skipped=skipped or [],
     )
@@ -60,7 +60,7 @@ def _columns(comparison: Comparison) -> list[Column]:
     varied = [
         Column(
             key=key,
-            head=key.partition(".")[2] or key,
+            head=clean(key.partition(".")[2] or key),
             text=lambda values, key=key: cell(look_up(values, key)),  # type: ignore[misc]
             priority=0,
             is_number=_is_numeric(comparison.rows, key),
@@ -76,17 +76,12 @@ def _is_numeric(rows: list[Row], key: str) -> bool:
 
 
 def cell(value: Any) -> str:
-    """Write a config value; control characters of a foreign file do not reach the terminal."""
+    """Write a config value."""
     if value is None:
         return UNKNOWN
     if isinstance(value, list):
         return " ".join(cell(item) for item in value)
-    return clean(str(value))
-
-
-def clean(text: str) -> str:
-    """Replace characters that steer a terminal or break a line."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return str(value)
 
 
 def _interval(low: float | None, high: float | None, write: Callable[[float | None], str]) -> str:
@@ -107,7 +102,7 @@ def _peak_change(values: dict[str, Any]) -> str:
 
 def _strategy(values: dict[str, Any]) -> str:
     alias = values.get("alias_of")
-    return clean(values["strategy"]) + (f" (= {clean(alias)})" if alias else "")
+    return str(values["strategy"]) + (f" (= {alias})" if alias else "")
 
 
 def _calls(values: dict[str, Any]) -> str:
@@ -174,7 +169,7 @@ def header(comparison: Comparison) -> list[str]:
     if not comparison.rows:
         return ["no records"]
     rows = [row.values for row in comparison.rows]
-    lines = [f"study {' + '.join(dict.fromkeys(clean(v['study']) for v in rows))}"]
+    lines = [f"study {' + '.join(dict.fromkeys(v['study'] for v in rows))}"]
     for section, keys in HEADER_KEYS.items():
         parts = [
             f"{key} {cell(rows[0][section].get(key))}"
@@ -187,18 +182,18 @@ def header(comparison: Comparison) -> list[str]:
         span = [format_count(parameters[0])] + ([format_count(parameters[-1])] if len(parameters) > 1 else [])
         lines[1] += f"; {' to '.join(span)} parameters"
     tokens = {tokens_per_step(v["train"]) for v in rows}
-    if len(tokens) == 1 and rows[0]["train"].get("grad_accumulation", 1) != 1:
+    if len(tokens) == 1 and None not in tokens and rows[0]["train"].get("grad_accumulation", 1) != 1:
         lines[2] += f"; {tokens.pop()} tokens per step"
-    lines += dict.fromkeys(clean(str(note)) for v in rows for note in v["study_notes"])
+    lines += dict.fromkeys(str(note) for v in rows for note in v["study_notes"])
     lines.append(_device_line(rows))
     names = sorted(set(comparison.baselines.values()))
     if names:
-        lines.append(f"baseline: {', '.join(clean(name) for name in names)}; {_settings(rows)}")
+        lines.append(f"baseline: {', '.join(names)}; {_settings(rows)}")
     return lines
 
 
 def _device_line(rows: list[dict[str, Any]]) -> str:
-    devices = dict.fromkeys(clean(v["device_name"] or v["device"]) for v in rows)
+    devices = dict.fromkeys(v["device_name"] or v["device"] for v in rows)
     facts: dict[str, Any] = next((v["environment"] for v in rows if v["environment"]), {})
     known = [
         (name, facts.get(key)) for name, key in (("torch", "torch"), ("ckbench", "ckbench"), ("threads", "threads"))
@@ -228,6 +223,6 @@ def failures(comparison: Comparison) -> list[str]:
             continue
         where = f" in {values['failed_phase']}" if values["failed_phase"] else ""
         place = ", ".join(f"{key.partition('.')[2] or key} {cell(look_up(values, key))}" for key in comparison.varied)
-        message = clean((values["message"] or "").replace("\n", " "))
+        message = values["message"] or ""
         lines.append(f"{row.label}{f' ({place})' if place else ''}: {values['status']}{where}: {message[:300]}")
     return lines

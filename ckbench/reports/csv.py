@@ -7,13 +7,15 @@ from typing import Any
 
 from ckbench.compare import row_json
 from ckbench.table import Table
+from ckbench.units import clean
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 LEFT_OUT = ("step_samples_s", "plan", "run", "environment", "strategy_spec")
 
 
 def render(table: Table, *, width: int | None = None) -> str:
     """Give every scalar of every row; model and train as columns of their own."""
-    flat = [_flat(row_json(row)) for row in table.rows]
+    flat = [{clean(key): value for key, value in _flat(row_json(row)).items()} for row in table.rows]
     keys = list(dict.fromkeys(key for row in flat for key in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=keys, lineterminator="\n")
@@ -38,8 +40,9 @@ def _cell(value: Any) -> Any:
     """Write a value; text that a spreadsheet would run as a formula is quoted."""
     if isinstance(value, list | dict):
         return json.dumps(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value
+    if isinstance(value, str):
+        text = clean(" ".join(value.splitlines()))
+        return "'" + text if text.lstrip()[:1] in FORMULA_SIGNS else text
     return value
 
 

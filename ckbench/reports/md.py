@@ -7,7 +7,7 @@ from ckbench.table import Table
 
 def render(table: Table, *, width: int | None = None) -> str:
     """Draw the table in Markdown; text from files is escaped."""
-    lines = [f"- {escape(line)}" for line in table.header]
+    lines = [_item(line) for line in table.header]
     if table.rows:
         heads = [column.head for column in table.columns]
         rules = ["--:" if column.is_number else "---" for column in table.columns]
@@ -19,7 +19,7 @@ def render(table: Table, *, width: int | None = None) -> str:
         ("Not used", [str(skip) for skip in table.skipped]),
     ):
         if texts:
-            lines += ["", f"**{title}**", "", *(f"- {escape(text)}" for text in texts)]
+            lines += ["", f"**{title}**", "", *map(_item, texts)]
     return "\n".join(lines) + "\n"
 
 
@@ -27,7 +27,13 @@ def escape(text: str) -> str:
     """Write text so that Markdown shows it as it is: no markup, no table cell, no HTML."""
     text = " ".join(text.split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\|`*_\[\]])", r"\\\1", text)
+    text = re.sub(r"([\\|`*_~\[\]])", r"\\\1", text)
+    return text.replace("://", "&#58;//").replace("www.", "www&#46;")  # bare addresses become links on GitHub
+
+
+def _item(text: str) -> str:
+    """Write a list item; what begins a heading, another list or a code block inside one is escaped."""
+    return "- " + re.sub(r"^(\d*)([#+=.)-])", r"\1\\\2", escape(text))
 
 
 def _line(cells: list[str]) -> str:

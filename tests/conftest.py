@@ -1,0 +1,93 @@
+"""What every test may ask for: calm torch settings, tiny configs, a folder to write studies in."""
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from ckbench import specs
+from ckbench.config import ModelConfig, RunConfig, RunSettings, TrainConfig
+
+SEED = 1234
+TORCH_THREADS = 1
+
+# The same examples in every run, and no verdict on time: machines that run tests are busy.
+settings.register_profile("calm", derandomize=True, deadline=None)
+settings.load_profile("calm")
+
+Settings = dict[str, Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that rewrites kept report texts after a wanted change."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden, then read the diff")
+
+
+@pytest.fixture(autouse=True)
+def calm_torch() -> Iterator[None]:
+    """Give each test the same seed, dtype and threads; a test that needs no torch does not load it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    _reset(torch)
+    yield
+    _reset(torch)
+
+
+def _reset(torch: Any) -> None:
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(TORCH_THREADS)
+    torch.use_deterministic_algorithms(False)
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed that ``calm_torch`` sets, for tests that draw from a generator of their own."""
+    return SEED
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., ModelConfig]:
+    """Make a small model section; keywords replace or add keys."""
+
+    def make(**settings: Any) -> ModelConfig:
+        sizes: Settings = {"n_layers": 4, "d_model": 32, "n_heads": 4, "vocab_size": 64}
+        return ModelConfig(**{**sizes, **settings})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_model: Callable[..., ModelConfig]) -> Callable[..., RunConfig]:
+    """Make a whole trial's config from a strategy spec and the keys that differ from the tiny defaults."""
+
+    def make(spec: Any = "none", *, model: Settings | None = None, train: Settings | None = None) -> RunConfig:
+        step: Settings = {"batch_size": 2, "seq_len": 16, "lr": 1e-3}
+        return RunConfig(
+            study="tests",
+            model=tiny_model(**(model or {})),
+            train=TrainConfig(**{**step, **(train or {})}),
+            strategy=specs.parse(spec),
+            run=RunSettings(device="cpu", threads=TORCH_THREADS, seed=7),
+        )
+
+    return make
+
+
+@pytest.fixture
+def write_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], Path]:
+    """Write a study into a folder of its own and go there, so that errors name plain ``study.yaml``."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str | bytes) -> Path:
+        path = Path("study.yaml")
+        path.write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
+        return path
+
+    return write

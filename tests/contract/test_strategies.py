@@ -1,0 +1,274 @@
+"""Every strategy on every model family: the same numbers as none, bit by bit, and the calls its plan promises."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ckbench import registry, specs
+from ckbench.config import RunConfig
+from ckbench.engine import parity
+from ckbench.engine.parity import Outcome, differences, run_steps
+from ckbench.engine.trial import NoObserver, Trial
+from ckbench.errors import PlanError
+from ckbench.plan import StackShape
+
+MakeRun = Callable[..., RunConfig]
+CPU = torch.device("cpu")
+L = 5
+STEPS = 3
+
+ARGUMENTS: dict[str, list[dict[str, int]]] = {
+    # with parameters that divide L = 5 badly, and one above it
+    "every-k": [{"k": 2}, {"k": 9}],
+    "first-n": [{"n": 2}],
+    "nested": [{"k": 2}, {"k": 5}],
+    "one-in-k": [{"k": 2}],
+    "segments": [{"n": 2}, {"n": 9}],
+}
+FAMILIES = registry.names("models")
+FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt": {"family": "gpt"},
+    "llama": {"family": "llama", "n_kv_heads": 2},  # grouped-query attention
+}
+
+
+def all_specs() -> list[str]:
+    """Write every strategy on the shelf with sensible arguments, as labels.
+
+    A strategy with parameters that ARGUMENTS does not know fails here, so that none goes unproven.
+    """
+    labels = []
+    for name in registry.names("strategies"):
+        needed = {field.name for field in fields(registry.load("strategies", name))}
+        for arguments in ARGUMENTS.get(name, [{}]):
+            assert set(arguments) == needed, f"give {name} an entry in ARGUMENTS of {__name__}: it takes {needed}"
+            labels.append(specs.parse({"name": name, **arguments}).label)
+    return labels
+
+
+SPECS = all_specs()
+ACTIVE = [spec for spec in SPECS if spec != "none"]
+
+
+def takes_reentrant(spec: str) -> bool:
+    """Say whether a strategy can use PyTorch's older variant: flat, and over whole blocks."""
+    plan = specs.resolve(specs.parse(spec), StackShape(n_layers=L))
+    return all(region.part == "block" and not region.children for region in plan.regions)
+
+
+FLAT = [spec for spec in ACTIVE if takes_reentrant(spec)]
+
+_baselines: dict[str, Outcome] = {}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The model section of a family: dropout everywhere, so that random states matter."""
+    assert request.param in FAMILY_SETTINGS, f"give {request.param} an entry in FAMILY_SETTINGS of {__name__}"
+    return {"n_layers": L, "dropout": 0.1, **FAMILY_SETTINGS[request.param]}
+
+
+def baseline(config: RunConfig) -> Outcome:
+    """Run none once per model and step."""
+    config = config.model_copy(update={"strategy": specs.parse("none")})
+    key = config.model_dump_json()
+    if key not in _baselines:
+        _baselines[key] = run_steps(config, CPU, STEPS)
+    return _baselines[key]
+
+
+def assert_same_as_none(config: RunConfig) -> None:
+    """Compare losses, gradients, weights, buffers and generators after three steps, bit by bit."""
+    reference = baseline(config)
+    assert len(reference.losses) == STEPS * config.train.grad_accumulation
+    assert all(g is not None and bool(g.abs().sum() > 0) for g in reference.gradients.values())
+    assert differences(reference, run_steps(config, CPU, STEPS)) == []
+
+
+def counted_step(config: RunConfig) -> Trial:
+    trial = Trial(config, CPU)
+    trial.step(NoObserver())
+    trial.applied.counts.clear()
+    trial.step(NoObserver())
+    return trial
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bit_identical_to_none(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    config = tiny_run(spec, model=family)
+    plan = specs.resolve(config.strategy, StackShape(n_layers=L))
+    assert plan.parity == "exact", "a strategy that promises less than exact needs a contract of its own"
+    assert_same_as_none(config)
+
+
+@pytest.mark.parametrize("spec", ACTIVE)
+def test_bit_identical_to_none_without_early_stop(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    assert_same_as_none(tiny_run(f"{spec},early_stop=false", model=family))
+
+
+@pytest.mark.parametrize("spec", ACTIVE)
+def test_bit_identical_to_none_with_skip_last(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    assert_same_as_none(tiny_run(f"{spec},skip_last", model=family))
+
+
+@pytest.mark.parametrize("spec", FLAT)
+def test_bit_identical_to_none_when_reentrant(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    assert_same_as_none(tiny_run(f"{spec},reentrant", model=family))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train": {"grad_accumulation": 2}},
+        {"train": {"set_to_none": False, "optimizer": "sgd"}},
+        {"train": {"precision": "bf16"}},
+        {"train": {"precision": "bf16-pure"}},
+        {"model": {"norm_position": "post"}},
+        {"model": {"attention": "eager"}},
+        {"model": {"attention": "math", "activation": "relu"}},
+        {"model": {"tie_embeddings": True}},
+        {"model": {"d_ff": (16, 64, 32, 128, 48)}},
+        {"model": {"head": "none", "vocab_size": None}, "train": {"loss": "mse"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("spec", ["per-block", "nested:2", "ffn-only", "attn-only"])
+def test_bit_identical_to_none_for_other_models(
+    tiny_run: MakeRun, family: dict[str, Any], spec: str, settings: dict[str, dict[str, Any]]
+) -> None:
+    model = {**family, **settings.get("model", {})}
+    assert_same_as_none(tiny_run(spec, model=model, train=settings.get("train")))
+
+
+def test_frozen_embedding(tiny_run: MakeRun, family: dict[str, Any]) -> None:
+    """The first block's input needs no gradient; its parameters still get theirs, and embeddings none."""
+    config = tiny_run("per-block", model={**family, "freeze_embedding": True})
+    reference, other = baseline(config), run_steps(config, CPU, STEPS)
+    assert differences(reference, other) == []
+    without = {name for name, gradient in other.gradients.items() if gradient is None}
+    assert without == {name for name in other.gradients if name.startswith(("tokens.", "positions."))} != set()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_calls_are_those_of_the_plan(tiny_run: MakeRun, family: dict[str, Any], spec: str, early_stop: bool) -> None:
+    if spec == "none" and not early_stop:
+        return  # has no such option
+    trial = counted_step(tiny_run(spec if early_stop else f"{spec},early_stop=false", model=family))
+    plan, counts = trial.applied.plan, trial.applied.counts
+    assert counts.block_calls_forward == [1] * L
+    assert tuple(counts.block_calls_backward) == plan.block_calls_backward()
+    assert counts.region_calls_forward == plan.n_regions
+    assert counts.region_calls_backward == plan.region_calls_backward()
+
+
+@pytest.mark.parametrize("spec", FLAT)
+def test_calls_are_those_of_the_plan_when_reentrant(tiny_run: MakeRun, spec: str) -> None:
+    trial = counted_step(tiny_run(f"{spec},reentrant", model={"n_layers": L}))
+    plan, counts = trial.applied.plan, trial.applied.counts
+    assert plan.reentrant
+    assert tuple(counts.block_calls_backward) == plan.block_calls_backward()
+    assert counts.region_calls_backward == plan.region_calls_backward()
+
+
+@pytest.mark.parametrize("spec", [spec for spec in ACTIVE if spec not in FLAT])
+def test_reentrant_is_refused_for_the_rest(spec: str) -> None:
+    with pytest.raises(PlanError, match="^reentrant checkpoints (cannot be nested|of a part of a block)"):
+        specs.resolve(specs.parse(f"{spec},reentrant"), StackShape(n_layers=L))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_micro_batches_multiply_the_calls(tiny_run: MakeRun, spec: str) -> None:
+    trial = Trial(tiny_run(spec, model={"n_layers": L}, train={"grad_accumulation": 3}), CPU)
+    counted = trial.count()
+    assert counted["block_calls_forward"] == 3 * L
+    assert counted["block_calls_backward"] == trial.describe()["block_calls_backward_planned"]
+    assert counted["region_calls_backward"] == 3 * trial.applied.plan.region_calls_backward()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_remove_gives_every_module_its_forward_back(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    trial = Trial(tiny_run(spec, model=family), CPU)
+    patched = [module for module in trial.module.modules() if "forward" in module.__dict__]
+    assert len(patched) >= L
+    trial.applied.remove()
+    assert [module for module in trial.module.modules() if "forward" in module.__dict__] == []
+    trial.applied.counts.clear()
+    trial.step(NoObserver())
+    assert trial.applied.counts.block_calls_forward == [0] * L, "a removed plan counts nothing any more"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"head": "none", "vocab_size": None}, {"freeze_embedding": True}],
+    ids=["no embedding", "frozen embedding"],
+)
+@pytest.mark.parametrize("spec", ["per-block", "every-k:2", "full"])
+def test_reentrant_is_refused_where_it_would_lose_gradients(
+    tiny_run: MakeRun, family: dict[str, Any], model: dict[str, Any], spec: str
+) -> None:
+    loss = "mse" if model.get("head") == "none" else "cross_entropy"
+    trial = Trial(tiny_run(f"{spec},reentrant", model={**family, **model}, train={"loss": loss}), CPU)
+    with pytest.raises(PlanError) as told:
+        trial.step(NoObserver())
+    last = trial.applied.plan.regions[0].stop - 1
+    assert str(told.value) == (
+        "reentrant checkpoint whose inputs need no gradient would leave the parameters of "
+        f"blocks 0 to {last} without one; use the default variant"
+    )
+
+
+@pytest.mark.parametrize("spec", ACTIVE)
+def test_dropout_without_its_random_state_is_found_out(tiny_run: MakeRun, family: dict[str, Any], spec: str) -> None:
+    """The parity check can fail: other dropout masks in the replay are other gradients."""
+    careless = tiny_run(f"{spec},preserve_rng=false", model=family)
+    verdict = parity.check_parity(careless, CPU, lambda: None)
+    assert verdict["parity"] == "failed"
+    assert verdict["parity_detail"].startswith("2 steps, batch 2 x 16: ")
+    assert "gradients differ" in verdict["parity_detail"]
+
+
+@pytest.mark.parametrize("spec", ["per-block", "nested:2", "ffn-only"])
+def test_parity_is_exact_with_the_random_state_or_without_dropout(
+    tiny_run: MakeRun, family: dict[str, Any], spec: str
+) -> None:
+    for options, dropout in (("", 0.1), (",preserve_rng=false", 0.0)):
+        verdict = parity.check_parity(tiny_run(spec + options, model={**family, "dropout": dropout}), CPU, lambda: None)
+        assert verdict == {
+            "parity": "exact",
+            "parity_detail": "2 steps, batch 2 x 16: loss, gradients, weights, generators bit-identical",
+        }
+
+
+def test_parity_sees_the_smallest_differences(tiny_run: MakeRun) -> None:
+    reference = run_steps(tiny_run("none"), CPU, 2)
+    assert differences(reference, reference) == []
+    name = next(iter(reference.gradients))
+
+    def told(change: Callable[[Tensor], None]) -> list[str]:
+        gradient = reference.gradients[name]
+        assert gradient is not None
+        changed = gradient.clone()
+        change(changed)
+        return differences(reference, replace(reference, gradients={**reference.gradients, name: changed}))
+
+    total = len(reference.gradients)
+    one = [f"1 of {total} gradients differ, first {name}"]
+    assert told(lambda g: g.view(-1)[0].copy_(torch.nextafter(g.view(-1)[0], torch.tensor(1.0)))) == one
+    assert told(lambda g: None) == []
+    zero = replace(reference, gradients={**reference.gradients, name: torch.zeros(3)})
+    minus = replace(reference, gradients={**reference.gradients, name: -torch.zeros(3)})
+    assert differences(zero, minus) == one, "0.0 is not -0.0"
+    nan = replace(reference, gradients={**reference.gradients, name: torch.full((3,), torch.nan)})
+    assert differences(nan, nan) == [], "NaN equals itself"
+    lost = replace(reference, gradients={**reference.gradients, name: None})
+    assert differences(reference, lost) == [f"1 parameters without a gradient, first {name}"]
+    assert differences(lost, reference) == [f"1 parameters with a gradient that none has not, first {name}"]
+    late = replace(reference, losses=[reference.losses[0], reference.losses[1] + 1])
+    assert differences(reference, late) == ["loss differs from micro-batch 1 on"]
+    stirred = replace(reference, generators=[reference.generators[0].flip(0)])
+    assert differences(reference, stirred) == ["the random generators are in another state"]
