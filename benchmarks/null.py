@@ -1,7 +1,9 @@
 """The null test: none against none must come out as no difference.
 
     python benchmarks/null.py --simulate 2000     scripted noise, through the replay device
+    python benchmarks/null.py --simulate 2000 --max-rounds 15    the same, adding rounds until precise enough
     python benchmarks/null.py --real 20           real trials of a tiny model on this machine
+    python benchmarks/null.py --methods 20000     interval methods at few rounds, on plain random numbers
 
 Printed: in how many studies the 95 % interval of the ratio holds 1.00. Each simulated study goes the way of a real one
 (trials, records, comparison), at the default rounds and steps, with noise between processes, between steps (heavy
@@ -23,6 +25,7 @@ from ckbench.engine.worker import run_trial
 from ckbench.launch import Launcher
 from ckbench.records import Record
 from ckbench.session import is_vague
+from ckbench.statistics import paired_ratio
 
 NOISE = {
     "process": 0.01,
@@ -74,10 +77,33 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=0, metavar="N")
     parser.add_argument("--rounds", type=int, default=RunSettings().rounds)
     parser.add_argument("--max-rounds", type=int, default=0, help="go on until precise enough, up to this many")
+    parser.add_argument("--methods", type=int, default=0, metavar="N")
     options = parser.parse_args()
+    if options.methods:
+        print(methods(options.methods), flush=True)
     for n_studies, is_real in ((options.simulate, False), (options.real, True)):
         if n_studies:
             print(coverage(n_studies, is_real, options.rounds, options.max_rounds), flush=True)
+
+
+def methods(n_studies: int) -> str:
+    """Compare how often each method's 95 % interval holds the truth, for log ratios of 3 to 10 rounds."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    lines = ["rounds  Student's t  percentile bootstrap"]
+    for rounds in (3, 4, 5, 7, 10):
+        logs = generator.normal(0.0, 0.01, size=(n_studies, rounds))
+        ours = 0
+        for row in np.exp(logs[: min(n_studies, 20_000)]):
+            _, low, high = paired_ratio(list(row), [1.0] * rounds)
+            ours += low is not None and high is not None and low <= 1.0 <= high
+        picks = generator.integers(0, rounds, size=(500, rounds))
+        means = logs[:2000][:, picks].mean(axis=2)
+        low_high = np.quantile(means, [0.025, 0.975], axis=1)
+        bootstrap = float(((low_high[0] <= 0) & (low_high[1] >= 0)).mean())
+        lines.append(f"{rounds:6}  {ours / min(n_studies, 20_000):11.1%}  {bootstrap:20.1%}")
+    return "\n".join(lines)
 
 
 def coverage(n_studies: int, is_real: bool, rounds: int, max_rounds: int) -> str:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
+MAX_LAYERS = 10_000
+"""Ten times the deepest transformer we know of; a plan may hold a region per block."""
 
 Attention = Literal["auto", "flash", "efficient", "math", "eager"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp16-pure"]
@@ -34,7 +36,7 @@ class ModelConfig(Section):
 
     family: str = "gpt"
     """Plug-in of ckbench/models: gpt or llama."""
-    n_layers: Count
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     """Blocks in the stack (L)."""
     d_model: Count
     """Width of the residual stream (D)."""

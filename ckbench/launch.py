@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -94,18 +95,27 @@ class Launcher:
         with tempfile.TemporaryDirectory(prefix="ckbench-") as folder:
             log = Path(folder) / "output"
             process = self._context.Process(target=entry, args=(theirs, text, str(log)), daemon=False)
-            with _importable():
-                process.start()
-            theirs.close()
             try:
+                self._start(process)
+                theirs.close()
                 answer, timed_out = _listen(ours, process, timeout_s, progress)
             finally:
-                _end_tree(process)
+                if process.pid is not None:
+                    _end_tree(process)
                 ours.close()
             tail = _tail(log)
         if timed_out:
             tail = TIMED_OUT
         return answer, process, tail
+
+    def _start(self, process: BaseProcess) -> None:
+        """Start a child; Ctrl-C works while it waits for a server that loads torch, and says nothing in there."""
+        with _importable(), _ctrl_c_held():
+            if self.start_method != "forkserver":
+                process.start()
+                return
+            forkserver.ensure_running()
+        process.start()
 
 
 TIMED_OUT = "timed out"
@@ -124,6 +134,21 @@ def _importable() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@contextlib.contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts, in it for good: Ctrl-C reaches the whole terminal, and a server
+    that is still loading torch would print a traceback of its own. Ending workers is this process's work."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starts by itself otherwise, and then lets Ctrl-C through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _runs_here(device: str) -> bool:
@@ -214,7 +239,10 @@ def enter_child(log: str) -> None:
         os.setsid()
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # its folder is gone, and so is who asked for this process: interrupted while the server loaded
+        os._exit(1)
     for stream in (1, 2):
         os.dup2(target, stream)
     os.close(target)

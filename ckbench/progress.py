@@ -1,6 +1,7 @@
 """Show how a session goes, on standard error: a bar in a terminal, a line per trial elsewhere."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -76,8 +77,8 @@ def outcome(job: Job, record: Record) -> str:
 
 @contextlib.contextmanager
 def watcher() -> Iterator[Watcher]:
-    """Give a bar where standard error is a terminal, else plain lines."""
-    if not sys.stderr.isatty():
+    """Give a bar where standard error is a terminal that can move its cursor, else plain lines."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
         yield Lines()
         return
     from rich.console import Console

@@ -1,5 +1,6 @@
 """Run a study: one trial after the other, rounds alternating, each record kept the moment it exists."""
 
+import itertools
 import time
 import uuid
 from collections.abc import Iterator
@@ -86,22 +87,23 @@ def run_session(
     """
     device, points, notes = open_study_device(study, launcher)
     jobs = list(plan_jobs(points, device["run_device"]))
-    session_id, finished = _resumable(out, jobs, device, retry_oom) if resume else ("", set())
-    session_id = session_id or uuid.uuid4().hex[:8]
-    with ResultStore(out, study.name, session_id) as results:
-        session = Session(session_id=session_id, path=results.path, device=device, notes=notes)
-        todo = [job for job in jobs if _key(job.config, job.round) not in finished]
-        watcher.begin(len(todo), len(jobs) - len(todo))
+    with ResultStore(out, study.name, uuid.uuid4().hex[:8]) as results:
+        fresh = Earlier(session_id=results.session_id)
+        earlier = (_earlier(out, jobs, device, retry_oom) if resume else None) or fresh
+        results.continue_session(earlier.session_id)
+        session = Session(
+            session_id=earlier.session_id, path=results.path, device=device, notes=notes, records=earlier.records
+        )
+        failed, order = set(earlier.no_room), 0
         try:
-            _run_jobs(todo, session, results, launcher, watcher)
-            for more in _more_rounds(points, device["run_device"], session):
-                watcher.begin(len(more), 0)
-                _run_jobs(more, session, results, launcher, watcher)
+            for batch in itertools.chain([jobs], _more_rounds(points, device["run_device"], session)):
+                todo = [(order + i, job) for i, job in enumerate(batch) if not earlier.has_finished(job)]
+                order += len(batch)
+                watcher.begin(len(todo), len(batch) - len(todo))
+                _complete(batch, earlier, session, results)
+                _run_jobs(todo, failed, session, results, launcher, watcher)
         except KeyboardInterrupt:
             session.is_interrupted = True
-    if resume:
-        earlier, _ = store.read(out)
-        session.records = [record for record in earlier if record["session_id"] == session_id]
     return session
 
 
@@ -149,17 +151,24 @@ def is_vague(row: Row) -> bool:
     return low is None or high is None or bool((high - low) / 2 / ratio > row.values["run"]["precision_target"])
 
 
-def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher: Launcher, watcher: Watcher) -> None:
-    failed = {record["configuration_id"] for record in session.records if record["status"] != "ok"}
+def _run_jobs(
+    jobs: list[tuple[int, Job]],
+    failed: set[str],
+    session: Session,
+    results: ResultStore,
+    launcher: Launcher,
+    watcher: Watcher,
+) -> None:
+    """Run jobs, each with its place in the whole order; add to ``failed`` the configurations that did not end ok."""
     begun = time.monotonic()
-    done, before = 0, len(session.records)
-    for position, job in enumerate(jobs):
+    done = 0
+    for position, (order, job) in enumerate(jobs):
         configuration = job.config.configuration_id()
         if configuration in failed:
             continue  # what does not fit, or fails, does so in every round
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = launcher.run(job.config, job.round, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
-        record.started_at, record.session_id, record.order = started_at, session.session_id, before + position
+        record.started_at, record.session_id, record.order = started_at, session.session_id, order
         record.study_notes = session.notes
         if not record.environment.get("code"):
             record.environment = {**session.device["facts"], **record.environment}
@@ -171,28 +180,34 @@ def _run_jobs(jobs: list[Job], session: Session, results: ResultStore, launcher:
         if record.status != "ok":
             failed.add(configuration)
         done += 1
-        left = sum(1 for other in jobs[position + 1 :] if other.config.configuration_id() not in failed)
+        left = sum(1 for _, other in jobs[position + 1 :] if other.config.configuration_id() not in failed)
         watcher.done(job, record, (time.monotonic() - begun) / done * left)
 
 
 def _keep(record: Record, job: Job, session: Session, results: ResultStore) -> None:
     """Append a record, and one for each spec that shares its plan."""
-    twins = [record]
-    for spec in job.aliases:
-        config = job.config.model_copy(update={"strategy": spec})
-        twins.append(
-            replace(
-                record,
-                strategy=spec.label,
-                strategy_spec=spec.model_dump(mode="json"),
-                configuration_id=config.configuration_id(),
-                alias_of=record.strategy,
-            )
+    for each in (record, *_twins(record, job)):
+        _append(each, session, results)
+
+
+def _twins(record: Record, job: Job) -> list[Record]:
+    """Make the records of the specs that share a job's plan."""
+    return [
+        replace(
+            record,
+            strategy=spec.label,
+            strategy_spec=spec.model_dump(mode="json"),
+            configuration_id=job.config.model_copy(update={"strategy": spec}).configuration_id(),
+            alias_of=record.strategy,
         )
-    for twin in twins:
-        twin.record_id = uuid.uuid4().hex[:16]
-        results.append(twin)
-        session.records.append(twin.to_json())
+        for spec in job.aliases
+    ]
+
+
+def _append(record: Record, session: Session, results: ResultStore) -> None:
+    record.record_id = uuid.uuid4().hex[:16]
+    results.append(record)
+    session.records.append(record.to_json())
 
 
 Key = tuple[str, int]
@@ -202,14 +217,28 @@ def _key(config: RunConfig, round_number: int) -> Key:
     return config.configuration_id(), round_number
 
 
-def _resumable(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool) -> tuple[str, set[Key]]:
+@dataclass(kw_only=True)
+class Earlier:
+    """What is there of a session to go on with."""
+
+    session_id: str
+    records: list[dict[str, Any]] = field(default_factory=list)
+    finished: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    """Record of every trial that need not be run again."""
+    no_room: set[str] = field(default_factory=set)
+    """Configurations that ended oom in some round: what did not fit will not fit in another."""
+
+    def has_finished(self, job: Job) -> bool:
+        """Tell whether a job need not run."""
+        return _key(job.config, job.round) in self.finished or job.config.configuration_id() in self.no_room
+
+
+def _earlier(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool) -> Earlier | None:
     """Find what is already there for the same configs, versions, device and code.
 
-    Gives the session to go on with, the newest one that has any of it, and its finished trials: ok, and
-    oom in any round, since what does not fit will not fit again (``retry_oom``: it might). Failed ones are tried again.
+    Takes the newest session that has any of it, None where there is none. Finished is what ended ok or, unless
+    ``retry_oom``, oom; failed trials are tried again.
     """
-    if not out.exists():
-        return "", set()
     records, _ = store.read(out)
     wanted = {job.config.configuration_id() for job in jobs}
     facts = device["facts"]
@@ -220,21 +249,34 @@ def _resumable(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bo
         record
         for record in records
         if record["configuration_id"] in wanted
+        and record["session_id"]
         and record["device_name"] == device["name"]
         and all(record["environment"].get(key) == facts.get(key) for key in decisive)
     ]
     if not usable:
-        return "", set()
+        return None
     newest = max(usable, key=lambda record: record["started_at"])["session_id"]
     newest_try: dict[Key, dict[str, Any]] = {}
     for record in sorted(usable, key=lambda record: record["started_at"]):
         if record["session_id"] == newest:
             newest_try[(record["configuration_id"], record["round"])] = record
     done = ("ok",) if retry_oom else FINISHED
-    finished = {key for key, record in newest_try.items() if record["status"] in done}
-    no_room = {r["configuration_id"] for r in newest_try.values() if r["status"] == "oom" and "oom" in done}
-    finished |= {_key(job.config, job.round) for job in jobs if job.config.configuration_id() in no_room}
-    return newest, finished
+    return Earlier(
+        session_id=newest,
+        records=[record for record in records if record["session_id"] == newest],
+        finished={key: record for key, record in newest_try.items() if record["status"] in done},
+        no_room={r["configuration_id"] for r in newest_try.values() if r["status"] == "oom" and "oom" in done},
+    )
+
+
+def _complete(jobs: list[Job], earlier: Earlier, session: Session, results: ResultStore) -> None:
+    """Append the twins of finished trials that are missing because the tool was killed between two lines."""
+    there = {(record["configuration_id"], record["round"]) for record in earlier.records}
+    for job in jobs:
+        record = earlier.finished.get(_key(job.config, job.round))
+        for twin in _twins(Record(**record), job) if record is not None else ():
+            if (twin.configuration_id, twin.round) not in there:
+                _append(twin, session, results)
 
 
 def exit_code(session: Session, *, strict: bool) -> int:

@@ -46,8 +46,8 @@ class ResultStore:
     def __init__(self, folder: Path, study: str, session_id: str) -> None:
         self.folder = folder
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        # On --resume the session's name comes from a file, which may say ../../anything
-        self.path = folder / f"{slug(study)}_{stamp}_{slug(session_id)}.jsonl"
+        self._name = f"{slug(study)}_{stamp}"
+        self.continue_session(session_id)
         self._lock: int | None = None
 
     def __enter__(self) -> "ResultStore":
@@ -72,6 +72,12 @@ class ResultStore:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def continue_session(self, session_id: str) -> None:
+        """Write as a part of this session, in a file of its own."""
+        # An earlier session's name comes from a file, which may say ../../anything
+        self.session_id = session_id
+        self.path = self.folder / f"{self._name}_{slug(session_id)}.jsonl"
 
     def append(self, record: Record) -> None:
         """Write one record as one line, whole or not at all, and make it durable.

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ckbench import faults, registry, specs
 from ckbench.config import (
+    MAX_LAYERS,
     SECTIONS,
     ModelConfig,
     RunConfig,
@@ -28,6 +29,8 @@ from ckbench.ranges import coarse_to_fine, parse_range
 TOP_KEYS = ("name", "description", *SECTIONS, "strategies", "vary", "on_cpu")
 SECTION_MODELS: dict[str, type[Section]] = {"model": ModelConfig, "train": TrainConfig, "run": RunSettings}
 MAX_POINTS = 20_000
+MAX_BLOCKS = 1_000_000
+"""Blocks of all points together; every plan is made before the first trial, and more would look like a hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +78,17 @@ class Study:
     overrides: tuple[tuple[str, Any], ...] = ()
     strategies: tuple[Any, ...] | None = None
     swept: dict[str, list[Any]] = field(default_factory=dict)
+    _expanded: dict[str, list[Point]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def points(self, device_kind: str) -> list[Point]:
         """Expand the grid for one kind of device (cpu, cuda, replay), coarse to fine.
 
         Raises ConfigError naming file and line of each fault.
         """
-        return _expand(self, device_kind)
+        kind = device_kind if self.marked.data.get("on_cpu") else "any"
+        if kind not in self._expanded:
+            self._expanded[kind] = _expand(self, device_kind)
+        return self._expanded[kind]
 
     def device(self) -> str:
         """Give the device the study asks for, overrides included, before on_cpu is known to apply."""
@@ -244,6 +251,11 @@ def _axes(marked: Marked, swept: dict[str, list[Any]]) -> dict[str, list[Any]]:
         size *= len(values)
     if size > MAX_POINTS:
         raise ConfigError(f"{marked.source}: the grid has {size} points, more than {MAX_POINTS}")
+    depths = axes.get("model.n_layers") or [marked.data["model"].get("n_layers")]
+    n_blocks = size * sum(depth for depth in depths if type(depth) is int and 0 < depth <= MAX_LAYERS) // len(depths)
+    if n_blocks > MAX_BLOCKS:
+        thinner = "thin it, for example with --points"
+        raise ConfigError(f"{marked.source}: the grid has {n_blocks} blocks in all, more than {MAX_BLOCKS}; {thinner}")
     return axes
 
 

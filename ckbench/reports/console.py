@@ -3,6 +3,7 @@
 import textwrap
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -46,7 +47,7 @@ def _body(table: Table, width: int | None) -> list[str]:
     for cells in table.cells(columns):
         drawn.add_row(*cells)
     roomy = sum(_widths(table, columns)) + 4 * len(columns) + 4
-    console = Console(width=roomy, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(width=roomy, color_system=None, force_terminal=False, legacy_windows=False, emoji=False)
     with console.capture() as capture:
         console.print(drawn, markup=False, highlight=False, crop=False, overflow="ignore")
     lines = [line.rstrip() for line in capture.get().splitlines()]
@@ -70,14 +71,15 @@ def fitting(table: Table, width: int | None) -> list[Column] | None:
 
 def _widths(table: Table, columns: list[Column]) -> list[int]:
     cells = table.cells(columns)
-    return [max([len(c.head), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
+    return [max([cell_len(c.head), *(cell_len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
 
 
 def _as_list(table: Table) -> list[str]:
     """Draw one figure per line, for terminals too narrow for a table."""
+    columns = sorted(table.columns, key=lambda column: column.key != "strategy")  # the title first
     lines = []
-    for cells in table.cells():
-        for column, text in zip(table.columns, cells, strict=True):
+    for cells in table.cells(columns):
+        for column, text in zip(columns, cells, strict=True):
             is_title = column.key == "strategy"
             lines.append(text if is_title else f"  {column.head}: {text}")
         lines.append("")

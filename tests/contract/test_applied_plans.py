@@ -189,6 +189,16 @@ def test_layers_shared_between_places(spec: str, pattern: tuple[int, ...]) -> No
     assert not [m for m in model.module.modules() if "forward" in m.__dict__]
 
 
+@pytest.mark.parametrize(("spec", "records_at_once"), [("per-block", True), ("per-block,reentrant", False)])
+def test_reentrant_is_the_older_variant(tiny_run: MakeRun, spec: str, records_at_once: bool) -> None:
+    """The older variant runs the forward without a graph and builds one in the replay only."""
+    trial = Trial(tiny_run(spec), CPU)
+    with_graph: list[bool] = []
+    trial.model.blocks[1].ffn.register_forward_pre_hook(lambda *_: with_graph.append(torch.is_grad_enabled()))
+    trial.step(NoObserver())
+    assert with_graph == [records_at_once, True]
+
+
 @pytest.mark.parametrize("spec", ["per-block", "every-k:2", "nested:2", "attn-only", "per-block,reentrant"])
 def test_an_evaluation_pass_runs_plainly(tiny_run: MakeRun, spec: str) -> None:
     """Without gradients nothing is kept, so nothing is recomputed, and training goes on as before."""

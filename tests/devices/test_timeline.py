@@ -104,6 +104,14 @@ def test_an_allocation_of_the_optimizer_is_no_gradient() -> None:
     assert got["activation_peak_bytes"] == 5
 
 
+def test_a_gradients_address_used_again_by_the_optimizer() -> None:
+    """Its birth is the last one before backward ended."""
+    events = [(41, 7, 40), (42, 1, 100), (43, 1, -100), (51, 7, -40), (52, 7, 40)]
+    got = weighed(events, gradients={7: 40})
+    assert got["peak_allocated_bytes"] == 140
+    assert got["activation_peak_bytes"] == 100
+
+
 def test_no_events_at_all() -> None:
     got = weighed([], live_at_start_bytes=7, static_bytes=5)
     assert got["peak_allocated_bytes"] == 7

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ckbench.compare import compare
+from ckbench.config import RunConfig
 from ckbench.doubts import doubts
 from ckbench.engine import checkpointing
 from ckbench.engine import parity as parity_module
@@ -200,11 +201,18 @@ def test_cor_32_on_a_gpu_parity_means_within_the_noise_of_none(
         kept: dict[str, Tensor | None] = {"w": torch.tensor(gradient, dtype=torch.float64)}
         return Outcome(losses=[weight], gradients=kept, state={"w": weight}, generators=[torch.zeros(1)])
 
-    scripted = iter([outcome(1.0), outcome(1.0 + difference), outcome(1.0 + 1e-6)])  # none, the strategy, none again
-    monkeypatch.setattr(parity_module, "run_steps", lambda config, device: next(scripted))
+    runs_of_none: list[float] = []
+
+    def run(config: RunConfig, device: torch.device) -> Outcome:
+        if config.strategy.name != "none":
+            return outcome(1.0 + difference)
+        runs_of_none.append(1.0 + 1e-6 * bool(runs_of_none))  # none again differs from its first run
+        return outcome(runs_of_none[-1])
+
+    monkeypatch.setattr(parity_module, "run_steps", run)
     gpu: Any = SimpleNamespace(type="cuda")
     verdict = parity_module.check_parity(config("per-block"), gpu, lambda: None)
-    assert verdict["parity"] == parity_is
+    assert verdict["parity"] == parity_is and len(runs_of_none) >= 2
     assert verdict["parity_noise_ratio"] == pytest.approx(1e-6)
     assert verdict["parity_detail"].endswith(f"difference {difference:.2g}, noise of none 1e-06")
 

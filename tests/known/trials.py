@@ -30,7 +30,7 @@ GUARD: dict[str, Any] = {
 def config(spec: Any = "none", base: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
     """Make a trial's config from a small base and changes, each put where its key belongs."""
     values = {**(SMALL if base is None else base), **changes}
-    run = {"device": "cpu", "threads": 1, "min_steps": 2, "max_steps": 2}
+    run = {"device": "cpu", "threads": 1, "warmup_steps": 0, "min_steps": 2, "max_steps": 2}
     sections: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "run": run}
     classes = {"model": ModelConfig, "train": TrainConfig, "run": RunSettings}
     for key, value in values.items():

@@ -58,6 +58,20 @@ def test_scores_depend_on_distance_alone() -> None:
     assert float(scores[0, 0]) == pytest.approx(float(q @ k), abs=1e-5)
 
 
+def test_every_block_gets_the_cosines_and_sines_of_its_positions(tiny_model: MakeModel) -> None:
+    built = registry.load("models", "llama")(tiny_model(family="llama", n_layers=2), 16)
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for block in built.blocks:
+        block.attention.register_forward_pre_hook(lambda _m, args: given.append(args[1]))
+    built.module(torch.zeros(1, 5, dtype=torch.long))
+    cos, sin = rotation_table(16, 8)
+    assert len(given) == 2
+    for got_cos, got_sin in given:
+        assert torch.equal(got_cos, cos[:5]) and torch.equal(got_sin, sin[:5])
+    assert torch.equal(cos[0], torch.ones(8)) and torch.equal(sin[0], torch.zeros(8))
+    assert float(cos[1, 0]) == pytest.approx(0.540302, abs=1e-6), "the first pair turns by one radian per position"
+
+
 def test_rotation_keeps_lengths() -> None:
     x = torch.randn(2, 4, 16, 8)
     turned = rotate(x, *rotation_table(16, 8))

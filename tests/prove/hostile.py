@@ -1,7 +1,6 @@
 """Hypothesis strategies for what a careless or hostile user may hand in: study trees, words, ranges, arguments."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -113,22 +112,30 @@ sets = st.one_of(
 
 
 def options(command: str) -> dict[str, Any]:
-    """Give the option names of a command, from the command line's own description, with a strategy for values."""
-    (found,) = (c for name, c in _commands() if name == command)
-    return {spelling: _values(spelling) for option in found.params for spelling in option.opts if spelling.startswith("-")}
+    """Give the option names of a command, from the command line's own description; values by option, None for a flag."""
+    described: Any = typer.main.get_command(cli.app)
+    known = {
+        spelling: None if option.is_flag else st.one_of(_good(spelling), _values(spelling))
+        for option in described.commands[command].params
+        for spelling in option.opts
+        if spelling.startswith("-")
+    }
+    return {**known, "--help": None}
 
 
-def _commands() -> Iterator[tuple[str, Any]]:
-    yield from typer.main.get_command(cli.app).commands.items()  # type: ignore[attr-defined]
-
-
-FLAGS = ("--quick", "--strict", "--resume", "--dry-run", "--all", "--pin", "--help", "-h")
+def _good(option: str) -> Any:
+    """Choose among values that work."""
+    good = {
+        "--strategy": ("none", "per-block", "every-k:2"), "-s": ("sqrt", "{name: nested, k: 2}"), "--set": ("train.batch_size=1",),
+        "--device": ("cpu",), "--rounds": ("1", "2"), "--max-rounds": ("3",), "--points": ("2",), "--format": ("md", "csv", "json"),
+        "--group-by": ("n_layers", "strategy"), "--baseline": ("none", "per-block"), "--out": ("results",), "--seq-len": ("8,16",),
+        "--width": ("32..64x2",), "--heads": ("2,4",),
+    }  # fmt: skip
+    return st.sampled_from(good.get(option, ("1..3", "2,4")))
 
 
 def _values(option: str) -> Any:
-    """Choose what may follow an option; None for a flag."""
-    if option in FLAGS:
-        return None
+    """Choose what may follow an option."""
     counts = st.one_of(numbers, any_text)
     special = {
         "--strategy": spec_texts, "-s": spec_texts, "--set": sets, "--rounds": counts, "--max-rounds": counts, "--points": counts,
@@ -147,7 +154,7 @@ def arguments(draw: st.DrawFn, command: str, *places: Any) -> list[str]:
     """Write a command line: the command's positional arguments among options of its own and of others."""
     known = options(command)
     given: list[str] = []
-    for option in draw(st.lists(st.sampled_from((*known, "--nope", "-x", "--form")), max_size=4)):
+    for option in draw(st.lists(st.sampled_from((*known, *known, *known, "--nope", "-x", "--form")), max_size=4)):
         value = known.get(option)
         given.append(option)
         if value is not None and draw(st.integers(0, 19)):

@@ -15,7 +15,8 @@ def test_plan_by_hand(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "n_regions"), [(1, 1), (2, 1), (3, 2), (4, 2), (6, 2), (7, 3), (9, 3), (12, 3), (13, 4), (48, 7)]
+    ("n_layers", "n_regions"),
+    [(1, 1), (2, 1), (3, 2), (4, 2), (6, 2), (7, 3), (9, 3), (12, 3), (13, 4), (20, 4), (21, 5), (48, 7)],
 )
 def test_rounds_the_root_to_the_nearest(plan_of: PlanOf, n_layers: int, n_regions: int) -> None:
     plan = plan_of("sqrt", n_layers)

@@ -79,7 +79,7 @@ MODEL_FAULTS = {
     ("n_layers: 4", "n_layers: 0"): ["study.yaml:2: model.n_layers must be at least 1, got 0"],
     ("n_layers: 4", "n_layers: -3"): ["study.yaml:2: model.n_layers must be at least 1, got -3"],
     ("n_layers: 4", "n_layers: 99999999999999"): [
-        "study.yaml:2: model.n_layers must be at most 1e+12, got 99999999999999"
+        "study.yaml:2: model.n_layers must be at most 10000, got 99999999999999"
     ],
     ("d_model: 32", "d_model: 30"): ["study.yaml:1: d_model 30 is not a multiple of n_heads 4"],
     ("n_heads: 4", "n_heads: 4\n  n_kv_heads: 3"): ["study.yaml:1: n_heads 4 is not a multiple of n_kv_heads 3"],

@@ -103,6 +103,14 @@ def test_a_constant_ratio_has_no_width() -> None:
     assert (ratio, low, high) == (pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
 
 
+def test_the_interval_by_hand() -> None:
+    """Logarithms 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, and 4.3027 for two degrees of freedom."""
+    half = 4.3027 * 0.1 / math.sqrt(3)
+    ratio, low, high = paired_ratio([math.exp(x) for x in (0.1, 0.2, 0.3)], [1.0, 1.0, 1.0])
+    wanted = [math.exp(x) for x in (0.2, 0.2 - half, 0.2 + half)]
+    assert [ratio, low, high] == pytest.approx(wanted, rel=1e-4)
+
+
 @given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=12))
 def test_swapping_the_sides_inverts_the_ratio(pairs: list[tuple[float, float]]) -> None:
     ahead = paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
