@@ -8,8 +8,10 @@ import contextlib
 import json
 import multiprocessing
 import os
+import select
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -233,11 +235,11 @@ def _tail(log: Path) -> str:
     return " | ".join(lines)[-STDERR_TAIL_CHARS:]
 
 
-def enter_child(log: str) -> None:
+def enter_child(connection: Connection, log: str) -> None:
     """Turn a fresh child into a worker: own process group, output to a file, gone when the parent goes."""
     if hasattr(os, "setsid"):
         os.setsid()
-    _die_with_parent()
+    _die_with_listener(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -248,22 +250,30 @@ def enter_child(log: str) -> None:
     os.close(target)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent (the fork server, or us) is gone."""
-    if not os.path.exists("/proc/self"):
-        return
-    import ctypes
+def _die_with_listener(connection: Connection) -> None:
+    """End this process and all it started once nobody listens to it any more, even if the tool was killed.
 
-    PR_SET_PDEATHSIG = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    The fork server cannot be relied on for that: every worker holds the pipe by which the server would
+    notice that the tool is gone. A thread that sleeps in poll costs the timed steps nothing.
+    """
+    if not hasattr(select, "poll"):
+        return
+    ours = os.dup(connection.fileno())
+    poll = select.poll()
+    poll.register(ours, 0)  # errors are always reported: here, that the reading end is closed
+
+    def watch() -> None:
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _trial_entry(connection: Connection, text: str, log: str) -> None:
-    enter_child(log)
+    enter_child(connection, log)
     worker.serve(connection, text)
 
 
 def _probe_entry(connection: Connection, text: str, log: str) -> None:
-    enter_child(log)
+    enter_child(connection, log)
     worker.probe(connection, text)

@@ -210,3 +210,26 @@ def processes_now(text: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_a_tool_killed_outright_leaves_no_worker_behind(tmp_path: Path) -> None:
+    """SIGKILL gives the tool no chance to clean up; its worker, and the worker's child, must notice by themselves."""
+    sleep_s = unlike_any_other()
+    script = {"device_name": "s", "isolated": True, "strategies": {"*": {"fail": {"child_s": sleep_s, "hang_s": 50}}}}
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    (tmp_path / "go.py").write_text(INTERRUPTED)
+    (tmp_path / "study.yaml").write_text(
+        "model: {n_layers: 4, d_model: 32, n_heads: 4, vocab_size: 64}\ntrain: {batch_size: 2, seq_len: 16}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "go.py", f"replay:{tmp_path / 'script.json'}"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not processes_now(f"time.sleep({sleep_s})"):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    assert processes_with(f"time.sleep({sleep_s})") == []
+    assert processes_with(str(tmp_path)) == []
