@@ -25,6 +25,7 @@ from ckbench.errors import CkbenchError, ConfigError
 from ckbench.marked_yaml import KeyPath, Marked, read_file, read_value
 from ckbench.plan import Plan, StackShape
 from ckbench.ranges import coarse_to_fine, parse_range
+from ckbench.units import clean
 
 TOP_KEYS = ("name", "description", *SECTIONS, "strategies", "vary", "on_cpu")
 SECTION_MODELS: dict[str, type[Section]] = {"model": ModelConfig, "train": TrainConfig, "run": RunSettings}
@@ -179,8 +180,8 @@ def _check_top(marked: Marked) -> None:
 
 
 def _name(marked: Marked, path: Path) -> str:
-    name = marked.data.get("name") or path.stem
-    if not name.strip() or len(name) > 200 or any(ord(c) < 32 for c in name):
+    name = marked.data.get("name") or clean(path.stem)  # a file's name may hold bytes that are no text
+    if not name.strip() or len(name) > 200 or not name.isprintable():
         raise ConfigError(f"{marked.where(('name',))}: name must be one line of 1 to 200 characters")
     return str(name)
 

@@ -103,7 +103,7 @@ class Cpu:
         """
         before = subject.holdings()
         recorder = _Recorder(subject)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             subject.observed_step(recorder)
         events, marks = _read(profiler)
         return figures(

@@ -11,6 +11,7 @@ block to block survive, and the model's code knows nothing of it. A part with it
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,15 @@ class _Call:
         if self.hidden_key is None:
             return forward(hidden, *self.args, **self.kwargs)
         return forward(*self.args, **{self.hidden_key: hidden}, **self.kwargs)
+
+    def filled(self, flat: Sequence[Any]) -> "_Call":
+        """Give this call, whose arguments are slots of ``flat``, with the arguments themselves."""
+        args = tuple(_put_back(slot, flat) for slot in self.args)
+        return _Call(args, {key: _put_back(slot, flat) for key, slot in self.kwargs.items()}, self.hidden_key)
+
+
+PLAIN = _Call((), {}, None)
+"""A module called with the hidden state and nothing else."""
 
 
 class AppliedPlan:
@@ -121,6 +131,7 @@ class AppliedPlan:
     def _cover(self, chain: Sequence[tuple[nn.Module, int]], region: Region) -> None:
         """Make ``chain``, modules with their places in the stack, run as one region."""
         forwards = [self._forwards[module][place] for module, place in chain]
+        covered = _Covered(region, forwards, self.plan, self.counts)
         calls: list[_Call] = []
 
         def recording_forward(*args: Any, **kwargs: Any) -> Any:
@@ -132,56 +143,76 @@ class AppliedPlan:
             call, hidden = _take_hidden(args, kwargs)
             recorded = [*calls, call]
             calls.clear()
-            return self._run_region(region, region.start, forwards, recorded, hidden)
+            return covered.run(recorded, hidden)
 
         for module, place in chain[:-1]:
             self._forwards[module][place] = recording_forward
         last, place = chain[-1]
         self._forwards[last][place] = running_forward
 
-    def _run_region(
-        self, region: Region, first: int, forwards: Sequence[Forward], calls: Sequence[_Call], hidden: Any
-    ) -> Any:
-        """Run one region, recomputed later from ``hidden`` and the recorded arguments.
 
-        ``forwards[0]`` and ``calls[0]`` belong to block ``first``. The arguments go through the
-        checkpoint call as one flat tuple, because its reentrant variant only follows tensors it is
-        given directly.
+class _Covered:
+    """A region with the forwards it runs. What does not change from call to call is made once, here: a region of a
+    small model takes about as long to prepare as to compute, and what we added would be taken for the strategy's."""
+
+    def __init__(self, region: Region, forwards: Sequence[Forward], plan: Plan, counts: Counts) -> None:
+        self.region = region
+        self.counts = counts
+        self.reentrant = plan.reentrant
+        self.options = {"use_reentrant": plan.reentrant, "preserve_rng_state": plan.preserve_rng}
+        if not plan.reentrant:
+            self.options["early_stop"] = plan.early_stop
+        self.steps: list[tuple[Forward | _Covered, int, int]] = []
+        """What runs in order, each with its span in ``forwards``: modules, and regions inside this one."""
+        for item in region.items() if region.part == "block" else range(region.start, region.start + len(forwards)):
+            if isinstance(item, Region):
+                start, stop = item.start - region.start, item.stop - region.start
+                self.steps.append((_Covered(item, forwards[start:stop], plan, counts), start, stop))
+            else:
+                start = item - region.start
+                self.steps.append((forwards[start], start, start + 1))
+        self.plain_steps = [step.run_plain if isinstance(step, _Covered) else step for step, _, _ in self.steps]
+
+    def run(self, calls: Sequence[_Call], hidden: Any) -> Any:
+        """Run the region, recomputed later from ``hidden`` and the arguments of the modules' ``calls``.
+
+        The arguments go through the checkpoint call as one flat tuple: its reentrant variant only
+        follows tensors it is given directly, and a region around this one must see them too.
         """
-        flat, rebuild = _flatten(calls)
+        if all(call is PLAIN for call in calls):
+            return self.run_plain(hidden)
+        flat, slots = _flatten(calls)
+        return self._checkpoint(partial(self._body, slots), hidden, *flat)
 
-        def body(hidden: Any, *flat: Any) -> Any:
-            self.counts.enter_region()
-            inner = rebuild(flat)
-            if region.part != "block":
-                for forward, call in zip(forwards, inner, strict=True):
-                    hidden = call.run(forward, hidden)
-                return hidden
-            for item in region.items():
-                if isinstance(item, Region):
-                    span = slice(item.start - first, item.stop - first)
-                    hidden = self._run_region(item, item.start, forwards[span], inner[span], hidden)
-                else:
-                    hidden = inner[item - first].run(forwards[item - first], hidden)
-            return hidden
+    def run_plain(self, hidden: Any) -> Any:
+        """Run the region where modules take nothing but the hidden state."""
+        return self._checkpoint(self._plain_body, hidden)
 
+    def _body(self, slots: Sequence[_Call], hidden: Any, *flat: Any) -> Any:
+        self.counts.enter_region()
+        calls = [call.filled(flat) for call in slots]
+        for step, start, stop in self.steps:
+            if isinstance(step, _Covered):
+                hidden = step.run(calls[start:stop], hidden)
+            else:
+                hidden = calls[start].run(step, hidden)
+        return hidden
+
+    def _plain_body(self, hidden: Any) -> Any:
+        self.counts.enter_region()
+        for step in self.plain_steps:
+            hidden = step(hidden)
+        return hidden
+
+    def _checkpoint(self, body: Callable[..., Any], hidden: Any, *flat: Any) -> Any:
         if not torch.is_grad_enabled():
             return body(hidden, *flat)  # an evaluation pass keeps nothing, so there is nothing to recompute
-        if self.plan.reentrant:
-            if not any(isinstance(x, Tensor) and x.requires_grad for x in (hidden, *flat)):
-                raise PlanError(
-                    "reentrant checkpoint whose inputs need no gradient would leave the parameters of "
-                    f"blocks {region.start} to {region.stop - 1} without one; use the default variant"
-                )
-            return checkpoint(body, hidden, *flat, use_reentrant=True, preserve_rng_state=self.plan.preserve_rng)
-        return checkpoint(
-            body,
-            hidden,
-            *flat,
-            use_reentrant=False,
-            preserve_rng_state=self.plan.preserve_rng,
-            early_stop=self.plan.early_stop,
-        )
+        if self.reentrant and not any(isinstance(x, Tensor) and x.requires_grad for x in (hidden, *flat)):
+            raise PlanError(
+                "reentrant checkpoint whose inputs need no gradient would leave the parameters of "
+                f"blocks {self.region.start} to {self.region.stop - 1} without one; use the default variant"
+            )
+        return checkpoint(body, hidden, *flat, **self.options)
 
 
 def _by_place(model: BuiltModel) -> dict[nn.Module, dict[int, Forward]]:
@@ -204,7 +235,9 @@ def _in_turn(forwards: Sequence[Forward]) -> Forward:
 def _take_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call, Any]:
     """Split a call into its hidden state, which flows from module to module, and the rest."""
     if args:
-        return _Call(args[1:], dict(kwargs), None), args[0]
+        if len(args) == 1 and not kwargs:
+            return PLAIN, args[0]
+        return _Call(args[1:], kwargs, None), args[0]
     for key, value in kwargs.items():
         if isinstance(value, Tensor):
             rest = {k: v for k, v in kwargs.items() if k != key}
@@ -212,31 +245,36 @@ def _take_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call, 
     raise PlanError("a checkpointed module was called without a tensor")
 
 
-def _flatten(calls: Sequence[_Call]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], list[_Call]]]:
-    """Lay the arguments of all calls out as one tuple, and say how to put them back.
+def _flatten(calls: Sequence[_Call]) -> tuple[list[Any], list[_Call]]:
+    """Lay the arguments of all calls out in one list; give it, and the calls with slots of it for arguments.
 
     Tensors inside tuples and lists are found too: the reentrant variant must see each of them.
     """
     flat: list[Any] = []
-
-    def take(value: Any) -> Any:
-        if isinstance(value, tuple) and type(value) is tuple or isinstance(value, list):
-            return ("sequence", type(value), [take(item) for item in value])
-        flat.append(value)
-        return len(flat) - 1
-
-    shapes = [
-        ([take(arg) for arg in call.args], {k: take(v) for k, v in call.kwargs.items()}, call.hidden_key)
+    slots = [
+        _Call(
+            tuple(_lay_out(arg, flat) for arg in call.args),
+            {key: _lay_out(value, flat) for key, value in call.kwargs.items()},
+            call.hidden_key,
+        )
         for call in calls
     ]
+    return flat, slots
 
-    def rebuild(values: tuple[Any, ...]) -> list[_Call]:
-        def give(shape: Any) -> Any:
-            return values[shape] if isinstance(shape, int) else shape[1](give(item) for item in shape[2])
 
-        return [
-            _Call(tuple(give(a) for a in args), {k: give(v) for k, v in kwargs.items()}, key)
-            for args, kwargs, key in shapes
-        ]
+def _lay_out(value: Any, flat: list[Any]) -> Any:
+    """Put a value into ``flat`` and give its slot, or the sequence type and slots of what is inside.
 
-    return tuple(flat), rebuild
+    Not a closure: one that calls itself is a cycle, and would keep every tensor in it until Python collects it.
+    """
+    if type(value) is tuple or isinstance(value, list):
+        return type(value), [_lay_out(item, flat) for item in value]
+    flat.append(value)
+    return len(flat) - 1
+
+
+def _put_back(slot: Any, flat: Sequence[Any]) -> Any:
+    if isinstance(slot, int):
+        return flat[slot]
+    kind, inner = slot
+    return kind(_put_back(item, flat) for item in inner)

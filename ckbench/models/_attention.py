@@ -67,10 +67,22 @@ class SelfAttention(nn.Module):
             return F.scaled_dot_product_attention(
                 q_BHSK, k_BGSK, v_BGSK, dropout_p=dropout, is_causal=True, enable_gqa=grouped
             )
-        with sdpa_kernel(BACKENDS[self.backend]):
-            return F.scaled_dot_product_attention(
-                q_BHSK, k_BGSK, v_BGSK, dropout_p=dropout, is_causal=True, enable_gqa=grouped
-            )
+        try:
+            with sdpa_kernel(BACKENDS[self.backend]):
+                return F.scaled_dot_product_attention(
+                    q_BHSK, k_BGSK, v_BGSK, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+                )
+        except RuntimeError as error:
+            if "No available kernel" in str(error) or "No viable backend" in str(error):
+                raise RuntimeError(self._no_kernel(q_BHSK)) from None
+            raise
+
+    def _no_kernel(self, q_BHSK: Tensor) -> str:
+        where, what = q_BHSK.device.type, str(q_BHSK.dtype).removeprefix("torch.")
+        return (
+            f"PyTorch has no {self.backend} attention kernel on {where} for {what}, dropout {self.dropout:g}, "
+            f"heads of width {self.d_head}; use attention: auto, math or eager"
+        )
 
 
 def rotate(x_BHSK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:

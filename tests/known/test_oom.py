@@ -40,7 +40,7 @@ WIDE_STUDY = """\
 model: {n_layers: 1, d_model: 64, n_heads: 4, head: none}
 train: {batch_size: 2, seq_len: 8, loss: mse}
 strategies: [none]
-run: {rounds: 1, min_steps: 2, max_steps: 2, parity: false, threads: 1}
+run: {rounds: 1, warmup_steps: 0, min_steps: 2, max_steps: 2, parity: false, threads: 1}
 """
 
 

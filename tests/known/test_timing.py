@@ -18,7 +18,7 @@ from ckbench.doubts import doubts
 from ckbench.engine.measure import time_steps
 from ckbench.records import FIELDS
 from tests.known.conftest import Run
-from tests.known.trials import config, guard, record_of, trial
+from tests.known.trials import config, guard_flops, record_of, trial
 from tests.sample_records import study
 
 
@@ -135,9 +135,9 @@ def test_tim_11_one_slow_step_does_not_rule_the_figure(ckbench: Run, replay: Cal
 
 
 def test_tim_12_counted_work_stands_beside_measured_time() -> None:
-    none = guard("none")["flops"]
+    none = guard_flops("none")
     ratios = {"per-block": 1.22, "per-block,early_stop=false": 1.33, "nested:4": 1.47}
-    assert {spec: guard(spec)["flops"] / none for spec in ratios} == pytest.approx(ratios, rel=0.01)
+    assert {spec: guard_flops(spec) / none for spec in ratios} == pytest.approx(ratios, rel=0.01)
     slow = [dict(r, step_s_median=0.375) if r["strategy"] == "per-block" else r for r in study()]
     row = compare(slow).rows[1].values
     assert (row["slowdown_ratio"], row["flops_ratio"]) == pytest.approx((3.71, 1.233), abs=0.005)

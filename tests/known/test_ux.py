@@ -280,6 +280,7 @@ def test_ux_28_a_missing_gpu_is_refused_and_auto_tells_what_it_took(ckbench: Run
     outcome = ckbench("run", "study.yaml", "--device", "cuda")
     assert outcome.code == 2 and outcome.err.startswith("device cuda is not there: ") and outcome.err.count("\n") == 1
     assert not list(Path().rglob("*.jsonl"))
-    quick = ("--rounds", "1", "-s", "none", "--set=run.parity=false", "--set=run.min_steps=1", "--set=run.max_steps=1")
+    steps = ("--set=run.warmup_steps=0", "--set=run.min_steps=1", "--set=run.max_steps=1")
+    quick = ("--rounds", "1", "-s", "none", "--set=run.parity=false", *steps)
     (row,) = json.loads(ckbench("run", "study.yaml", "--device", "auto", *quick, "--format", "json").out)
     assert (row["device"], row["run"]["device"], row["status"]) == ("cpu", "cpu", "ok")

@@ -92,8 +92,16 @@ def weigh(of_trial: Trial, n_steps_before: int = 1) -> dict[str, Any]:
 
 @cache
 def guard(spec: str, **changes: Any) -> dict[str, Any]:
-    """Weigh the model of the guard figures once, and count its work: ``flops`` of a step."""
+    """Weigh a step of the model of the guard figures, gradients allocated before it; count its block calls too."""
     built = trial(spec, GUARD, **changes)
-    fields = weigh(built)
-    counted = built.count()
-    return {**fields, **counted, "flops": counted["flops_forward"] + counted["flops_backward"]}
+    for parameter in built.module.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    fields = weigh(built, 0)
+    return {**fields, "block_calls_backward": sum(built.applied.counts.block_calls_backward)}
+
+
+@cache
+def guard_flops(spec: str) -> int:
+    """Count the work of a step of the model of the guard figures, for one sequence of the batch."""
+    counted = trial(spec, GUARD, batch_size=1).count()
+    return int(counted["flops_forward"] + counted["flops_backward"])

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ckbench import specs
 from ckbench.engine.checkpointing import AppliedPlan
+from ckbench.launch import Launcher
 from ckbench.models.base import BuiltModel
 from ckbench.plan import StackShape
 
@@ -26,7 +27,7 @@ def compare(jobs: Jobs) -> list[dict[str, dict[str, Result]]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(Launcher().start_method)  # the fork server has PyTorch loaded
     queue = context.SimpleQueue()
     ranks = [context.Process(target=_rank, args=(rank, port, jobs, queue)) for rank in range(N_RANKS)]
     for process in ranks:

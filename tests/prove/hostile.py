@@ -33,12 +33,12 @@ numbers = st.one_of(
 ).map(str)
 words = st.sampled_from(
     (
-        "", "~", "null", "true", "no", "off", ".nan", ".inf", "-.inf", "nan", "inf", "1e999", "1e-999", "-0.0", "9" * 5000, "010",
-        "0x1F", "1_000", "1:30", "2026-11-29", "=", "<<", "*a", "&a 1", "&a [*a]", "!!python/object/apply:os.system [x]",
-        "!!python/tuple [1]", "!!binary aGk=", "!!set {a}", "!!omap []", "! 3", "!!float nan", "!!int 0b1", '"\\ud800"',
-        '"\\UFFFFFFFF"', '"\\e[31m"', '"\\x9b2J"', '"\\u202e"', "[]", "{}", "[[[]]]", "{a: {b: 1}}", "[1, x, null, {}]",
-        "[" * 45 + "]" * 45, "'" + "x" * 3000 + "'", "日本", "|", ">", "'", '"', "2..48", "2..48x2", "8..2", "1..99999999",
-        "replay:x", "cuda:9999", "\tx", "- 1",
+        "", "~", "null", "true", "no", "off", ".nan", ".inf", "-.inf", "nan", "inf", "1e999", "1e-999", "-0.0",
+        "9" * 5000, "010", "0x1F", "1_000", "1:30", "2026-11-29", "=", "<<", "*a", "&a 1", "&a [*a]",
+        "!!python/object/apply:os.system [x]", "!!python/tuple [1]", "!!binary aGk=", "!!set {a}", "!!omap []", "! 3",
+        "!!float nan", "!!int 0b1", '"\\ud800"', '"\\UFFFFFFFF"', '"\\e[31m"', '"\\x9b2J"', '"\\u202e"', "[]", "{}",
+        "[[[]]]", "{a: {b: 1}}", "[1, x, null, {}]", "[" * 45 + "]" * 45, "'" + "x" * 3000 + "'", "日本", "|", ">", "'",
+        '"', "2..48", "2..48x2", "8..2", "1..99999999", "replay:x", "cuda:9999", "\tx", "- 1",
     )
 )  # fmt: skip
 quoted = text.map(lambda value: json.dumps(value))
@@ -88,7 +88,9 @@ def _section(draw: st.DrawFn, key: str, values: dict[str, str], indent: str) -> 
 
 def _top(draw: st.DrawFn, key: str) -> list[str]:
     if key == "vary":
-        axes = st.dictionaries(st.sampled_from((*DOTTED, "n_layers", "model.x", "")), st.one_of(range_texts, scalars), max_size=3)
+        axes = st.dictionaries(
+            st.sampled_from((*DOTTED, "n_layers", "model.x", "")), st.one_of(range_texts, scalars), max_size=3
+        )
         return ["vary:", *(f"  {name}: {value}" for name, value in draw(axes).items())]
     if key == "strategies":
         return ["strategies:", *(f"  - {spec}" for spec in draw(st.lists(st.one_of(spec_texts, scalars), max_size=3)))]
@@ -126,10 +128,11 @@ def options(command: str) -> dict[str, Any]:
 def _good(option: str) -> Any:
     """Choose among values that work."""
     good = {
-        "--strategy": ("none", "per-block", "every-k:2"), "-s": ("sqrt", "{name: nested, k: 2}"), "--set": ("train.batch_size=1",),
-        "--device": ("cpu",), "--rounds": ("1", "2"), "--max-rounds": ("3",), "--points": ("2",), "--format": ("md", "csv", "json"),
-        "--group-by": ("n_layers", "strategy"), "--baseline": ("none", "per-block"), "--out": ("results",), "--seq-len": ("8,16",),
-        "--width": ("32..64x2",), "--heads": ("2,4",),
+        "--strategy": ("none", "per-block", "every-k:2"), "-s": ("sqrt", "{name: nested, k: 2}"),
+        "--set": ("train.batch_size=1",), "--device": ("cpu",), "--rounds": ("1", "2"), "--max-rounds": ("3",),
+        "--points": ("2",), "--format": ("md", "csv", "json"), "--group-by": ("n_layers", "strategy"),
+        "--baseline": ("none", "per-block"), "--out": ("results",), "--seq-len": ("8,16",), "--width": ("32..64x2",),
+        "--heads": ("2,4",),
     }  # fmt: skip
     return st.sampled_from(good.get(option, ("1..3", "2,4")))
 
@@ -138,7 +141,8 @@ def _values(option: str) -> Any:
     """Choose what may follow an option."""
     counts = st.one_of(numbers, any_text)
     special = {
-        "--strategy": spec_texts, "-s": spec_texts, "--set": sets, "--rounds": counts, "--max-rounds": counts, "--points": counts,
+        "--strategy": spec_texts, "-s": spec_texts, "--set": sets, "--rounds": counts, "--max-rounds": counts,
+        "--points": counts,
         "--format": st.one_of(st.sampled_from(("console", "md", "csv", "json", "JSON", "pdf", "base", "_x")), any_text),
         "--group-by": st.one_of(st.sampled_from((*DOTTED, "n_layers", "strategy", "study", "device_name")), any_text),
         "--baseline": st.one_of(spec_texts, any_text),

@@ -10,13 +10,14 @@ HOSTILE = (
     b"&a [*a, *a]", b"*a", b"<<: *a", b"<<: {n_layers: 3}", b"!!python/object/apply:os.system ['touch hacked']",
     b"!!python/name:os.system", b"!!binary aGk=", b"!!set {a}", b"!!timestamp 2026-01-01", b"! x", b"!<tag:x> y",
     b"!!int x", b"!!float .nan", b"!!float inf", b"!!bool maybe", b"!!null 3", b"%YAML 9.9\n---", b"---\n", b"...\n",
-    b"\t", b"\r\n", b"\r", b"\xef\xbb\xbf", b"\x00", b"\x1b[31m", b"\x7f", b"\xc2\x85", b"\xe2\x80\xa8", b"\xe2\x80\xae",
-    b"\xff\xfe", b"\xc3\x28", "日本".encode(), "𝟙𝟚".encode(), b'"\\ud800"', b'"\\uDFFF"', b'"\\UFFFFFFFF"', b'"\\x1b[2J"',
-    b'"\\0"', b"9" * 400, b"9" * 5000, b"-1", b"0", b"1e999", b"-1e999", b"1e-999", b".inf", b".nan", b"NaN", b"null", b"~",
-    b"[]", b"{}", b"[[[[1]]]]", b"{a: {b: {c: {d: 1}}}}", b"[" * 60, b"{" * 60, b"[" * 3000, b"{a: " * 2000, b"- " * 300,
-    b"? ", b"| \n", b">-\n", b"'", b'"', b"#", b": ", b":", b",", b"yes", b"off", b"true", b"010", b"0x1F", b"1_000",
-    b"1:30", b"2..48", b"48..2", b"1..100000000", b"1..9999x2", b"2..", b"x" * 3000, b"=1+1", b"<script>", b"|", b"%s%n{0}",
-    b"n_layers: 1000000000000", b"run: {}", b"vary: {model.n_layers: 1..400, train.seq_len: 1..400}", b"on_cpu: {on_cpu: {}}",
+    b"\t", b"\r\n", b"\r", b"\xef\xbb\xbf", b"\x00", b"\x1b[31m", b"\x7f", b"\xc2\x85", b"\xe2\x80\xa8",
+    b"\xe2\x80\xae", b"\xff\xfe", b"\xc3\x28", "日本".encode(), "𝟙𝟚".encode(), b'"\\ud800"', b'"\\uDFFF"',
+    b'"\\UFFFFFFFF"', b'"\\x1b[2J"', b'"\\0"', b"9" * 400, b"9" * 5000, b"-1", b"0", b"1e999", b"-1e999", b"1e-999",
+    b".inf", b".nan", b"NaN", b"null", b"~", b"[]", b"{}", b"[[[[1]]]]", b"{a: {b: {c: {d: 1}}}}", b"[" * 60,
+    b"{" * 60, b"[" * 3000, b"{a: " * 2000, b"- " * 300, b"? ", b"| \n", b">-\n", b"'", b'"', b"#", b": ", b":", b",",
+    b"yes", b"off", b"true", b"010", b"0x1F", b"1_000", b"1:30", b"2..48", b"48..2", b"1..100000000", b"1..9999x2",
+    b"2..", b"x" * 3000, b"=1+1", b"<script>", b"|", b"%s%n{0}", b"n_layers: 1000000000000", b"run: {}",
+    b"vary: {model.n_layers: 1..400, train.seq_len: 1..400}", b"on_cpu: {on_cpu: {}}",
     b"strategies: [every-k:999999999999]", b"strategies: {name: none, name: none}", b"strategies: ~", b"name: ''",
 )  # fmt: skip
 """Words that readers of YAML and of numbers are known to stumble over."""
@@ -95,5 +96,6 @@ def _double_line(data: bytearray, draw: random.Random, sources: list[bytes]) -> 
 
 
 OPERATIONS = (
-    _flip, _any_byte, _delete, _double, _cut, _splice, _hostile, _hostile_value, _hostile_value, _swap_lines, _double_line,
+    _flip, _any_byte, _delete, _double, _cut, _splice, _hostile, _hostile_value, _hostile_value, _swap_lines,
+    _double_line,
 )  # fmt: skip

@@ -18,8 +18,12 @@ train: {batch_size: 2, seq_len: 16}
 strategies: [none, per-block]
 """
 
-files = st.sampled_from(("study.yaml", "study.yaml", "study.yaml", "missing.yaml", ".", "x" * 5000, "\udcff", "a\nb", ""))
-results = st.sampled_from(("stored", "stored", "stored/s.jsonl", "missing", "study.yaml", "x" * 5000, "\udcff", "a\nb", "\x1b[31m", ""))
+files = st.sampled_from(
+    ("study.yaml", "study.yaml", "study.yaml", "missing.yaml", ".", "x" * 5000, "\udcff", "a\nb", "")
+)
+results = st.sampled_from(
+    ("stored", "stored", "stored/s.jsonl", "missing", "study.yaml", "x" * 5000, "\udcff", "a\nb", "\x1b[31m", "")
+)
 shelves = st.one_of(st.sampled_from(("strategies", "reports", "model")), hostile.any_text)
 commands = st.one_of(
     hostile.arguments("run", files),
@@ -76,5 +80,3 @@ def test_hostile_command_lines(written: Path, arguments: list[str]) -> None:
 @given(arguments=commands)
 def test_hostile_command_lines_at_length(written: Path, arguments: list[str]) -> None:
     check(arguments)
-
-

@@ -21,13 +21,21 @@ FORMATS = ("console", "md", "csv", "json")
 MARK = "untouched"
 
 WORDS: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 7, 2**31, 2**63 - 1, 2**63, 10**30, 10**400, -(10**400), 0.0, -0.0, -0.5, 1e-320, 1e-9, 1e9, 1e308,
-    float("inf"), float("nan"), "", "none", "x" * 5000, "\x1b[2J\x1b]0;owned\x07", "\x9b2J", "\u202egnp.exe", "\u200b", "\ud800", "\0",
-    "a\nb\rc\td", "=cmd|' /C calc'!A0", "+1", "-1", "@x", " =1+1", "\n=1+1", "＝1", "<img src=x onerror=alert(1)>", "[a](http://b.c)",
-    "![x](http://b.c)", "http://b.c www.b.c", "| a | b |", "`x`", "# head", "~~~", "1. x", "- - x", "&lt;", "日本語", ":smile:", "[red]x[/]",
-    "../../../../tmp/out", "2026-11-29T10:00:00.000+00:00", "9999", [], {}, [[]], [1, "x", None], [0.1, 0.2], [-1.0], [1e308] * 3, [10**400],
-    {"a": {"b": {"c": [1, {"d": None}]}}}, {"": 0}, {"\x1b[31m": "=1"}, {"|": "<b>"}, {"x" * 300: 1}, "ok", "oom", "forward", "exact",
+    None, True, False, 0, 1, -1, 7, 2**31, 2**63 - 1, 2**63, 10**30, 10**400, -(10**400), 0.0, -0.0, -0.5, 1e-320,
+    1e-9, 1e9, 1e308, float("inf"), float("nan"), "", "none", "x" * 5000, "\x1b[2J\x1b]0;owned\x07", "\x9b2J",
+    "\u202egnp.exe", "\u200b", "\ud800", "\0", "a\nb\rc\td", "=cmd|' /C calc'!A0", "+1", "-1", "@x", " =1+1",
+    "\n=1+1", "＝1", "<img src=x onerror=alert(1)>", "[a](http://b.c)", "![x](http://b.c)", "http://b.c www.b.c",
+    "| a | b |", "`x`", "# head", "~~~", "1. x", "- - x", "&lt;", "日本語", ":smile:", "[red]x[/]",
+    "../../../../tmp/out", "2026-11-29T10:00:00.000+00:00", "9999", [], {}, [[]], [1, "x", None], [0.1, 0.2], [-1.0],
+    [1e308] * 3, [10**400], {"a": {"b": {"c": [1, {"d": None}]}}}, {"": 0}, {"\x1b[31m": "=1"}, {"|": "<b>"},
+    {"x" * 300: 1}, "ok", "oom", "forward", "exact",
 )  # fmt: skip
+RECKONED = (
+    "step_s_median", "step_s_low", "step_s_high", "samples", "outliers", "round", "order", "started_at", "session_id",
+    "peak_allocated_bytes", "saved_bytes", "flops_forward", "flops_backward", "block_calls_backward", "tokens_per_s",
+    "forward_s", "step_samples_s", "n_parameters", "environment", "train", "run", "model", "notes", "study_notes",
+)  # fmt: skip
+"""Fields that tables compute with."""
 DEEP = "[" * 200 + "]" * 200
 
 
@@ -45,7 +53,9 @@ def broken(seed: object) -> bytes:
                 lambda line: mutations.mutant(draw.random(), [line]),
                 lambda line: line[: draw.randrange(len(line) + 1)],
                 lambda line: line.replace(b'"environment": {', b'"environment": {"deep": ' + DEEP.encode() + b", ", 1),
-                lambda line: draw.choice((b"", b"null", b"[]", b"0", b'"x"', b"\xff\xfe", b"{}", b"[" * 100_000, b"\x00" * 10)),
+                lambda line: draw.choice(
+                    (b"", b"null", b"[]", b"0", b'"x"', b"\xff\xfe", b"{}", b"[" * 100_000, b"\x00" * 10)
+                ),
             )
         )(lines[at])
     good = json.dumps(record("none", study=MARK, record_id=MARK, train__batch_size=3))
@@ -56,7 +66,7 @@ def broken(seed: object) -> bytes:
 def _break(values: dict[str, Any], draw: random.Random) -> None:
     """Change one field, or a key of a section, or the type of one."""
     word = copy.deepcopy(draw.choice(WORDS))
-    key = draw.choice(list(values))
+    key = draw.choice([*values, *(key for key in RECKONED * 3 if key in values)])
     sections = [name for name, value in values.items() if isinstance(value, dict)]
     kind = draw.randrange(5)
     if kind == 0 and sections:

@@ -1,0 +1,94 @@
+"""kill -9 of the whole tool at any moment: no finished record is lost or doubled, and --resume ends with the same table."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckbench import store
+from tests.prove import entry, tool
+
+N_FAST, N_PROVE = 10, 100
+STEP_S = 0.004
+PATIENCE_S = 60.0
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+
+
+def kill_until(n_kills: int, folder: Path) -> int:
+    """Measure a study again and again, each time killed at random moments and resumed until it is done.
+
+    Gives how often it was done.
+    """
+    draw = random.Random(20261129)
+    whole = folder / "whole"
+    whole.mkdir()
+    tool.write_study(whole, step_s=STEP_S)
+    begun = time.monotonic()
+    code, table, err = tool.finish(whole, *tool.SWEEP)
+    whole_s = time.monotonic() - begun
+    assert code == 0, err
+    killed = n_done = 0
+    while killed < n_kills:
+        n_done += 1
+        broken = folder / f"broken{n_done}"
+        broken.mkdir()
+        tool.write_study(broken, step_s=STEP_S)
+        seen: dict[str, list[bytes]] = {}
+        for attempt in range(100):
+            process = tool.start(broken, *tool.SWEEP)
+            # Never earlier than half of a start, so that some trial is finished now and then
+            try:
+                out, err = process.communicate(timeout=whole_s * (0.1 + draw.random()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                killed += 1
+                seen = still_there(broken, seen)
+                continue
+            assert process.returncode == 0, err
+            break
+        else:
+            pytest.fail(f"not done after {attempt + 1} attempts")
+        still_there(broken, seen)
+        assert tool.rows(broken) == tool.rows(whole)
+        assert tool.lasting(out) == tool.lasting(table)
+        _, shown, _ = tool.finish(broken, "report", "results")
+        assert tool.lasting(unused_left_out(shown)) == tool.lasting(table)
+    return n_done
+
+
+def still_there(folder: Path, seen: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+    """Check that complete lines are all still there and readable, and that at most one line a file is cut."""
+    now = tool.complete_lines(folder)
+    for name, lines in seen.items():
+        assert now[name][: len(lines)] == lines
+    if (folder / "results").exists():
+        records, skipped = store.read(folder / "results")
+        assert len(records) == sum(map(len, now.values()))
+        reasons = {"cut short (the write was interrupted)", "empty file"}
+        assert len(skipped) <= len(now) and all(skip.reason in reasons for skip in skipped)
+        done = [(r["configuration_id"], r["round"]) for r in records if r["status"] in ("ok", "oom")]
+        assert len(done) == len(set(done)), "one finished record per configuration and round"
+        answer = entry.call("report", str(folder / "results"))
+        entry.check_manners(answer)
+        assert answer.code == (0 if records else 2)
+    return now
+
+
+def unused_left_out(text: str) -> str:
+    """Take the list of cut lines from a report; the table of the run itself has none."""
+    return text.partition("\nnot used:\n")[0]
+
+
+def test_ten_kills(tmp_path: Path) -> None:
+    kill_until(N_FAST, tmp_path)
+
+
+@pytest.mark.prove
+def test_a_hundred_kills(tmp_path: Path) -> None:
+    n_done = kill_until(N_PROVE, tmp_path)
+    assert n_done >= 3
