@@ -159,7 +159,7 @@ class _Covered:
         self.region = region
         self.counts = counts
         self.reentrant = plan.reentrant
-        self.options = {"use_reentrant": plan.reentrant, "preserve_rng_state": plan.preserve_rng}
+        self.options: dict[str, Any] = {"use_reentrant": plan.reentrant, "preserve_rng_state": plan.preserve_rng}
         if not plan.reentrant:
             self.options["early_stop"] = plan.early_stop
         self.steps: list[tuple[Forward | _Covered, int, int]] = []

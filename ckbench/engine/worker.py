@@ -103,6 +103,8 @@ def run_trial(config: RunConfig, round_number: int, requested_at: float, progres
         record.environment.update(device.facts_after())
         if record.parity == "failed":
             record.status, record.message = "invalid", record.parity_detail
+        elif record.n_regions and record.region_calls_backward == 0:
+            record.status, record.message = "error", "the strategy had no effect: no region was recomputed"
     except Exception as error:
         record.status, numbers = classify(error, device)
         for name, value in numbers.items():

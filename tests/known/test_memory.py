@@ -25,7 +25,7 @@ from tests.sample_records import record, study
 CLOSE = 0.01
 """Tolerance of guard figures where our model is that of the report."""
 NEAR = 0.10
-"""Tolerance where the report counted live tensors of its own loop, which held a few block outputs longer."""
+"""Tolerance where we measure up to a tenth less than was reported; the loop behind those figures is not known."""
 
 
 def test_mem_01_allocated_reserved_process_and_device_are_four_columns() -> None:

@@ -12,13 +12,12 @@ from ckbench import store
 from tests.prove import entry, tool
 
 N_FAST, N_PROVE = 10, 100
-STEP_S = 0.004
-PATIENCE_S = 60.0
+MAX_ATTEMPTS = 100
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 
 
-def kill_until(n_kills: int, folder: Path) -> int:
+def kill_until(n_kills: int, folder: Path, *more: str, step_s: float) -> int:
     """Measure a study again and again, each time killed at random moments and resumed until it is done.
 
     Gives how often it was done.
@@ -26,9 +25,9 @@ def kill_until(n_kills: int, folder: Path) -> int:
     draw = random.Random(20261129)
     whole = folder / "whole"
     whole.mkdir()
-    tool.write_study(whole, step_s=STEP_S)
+    tool.write_study(whole, step_s=step_s)
     begun = time.monotonic()
-    code, table, err = tool.finish(whole, *tool.SWEEP)
+    code, table, err = tool.finish(whole, *tool.SWEEP, *more)
     whole_s = time.monotonic() - begun
     assert code == 0, err
     killed = n_done = 0
@@ -36,11 +35,10 @@ def kill_until(n_kills: int, folder: Path) -> int:
         n_done += 1
         broken = folder / f"broken{n_done}"
         broken.mkdir()
-        tool.write_study(broken, step_s=STEP_S)
+        tool.write_study(broken, step_s=step_s)
         seen: dict[str, list[bytes]] = {}
-        for attempt in range(100):
-            process = tool.start(broken, *tool.SWEEP)
-            # Never earlier than half of a start, so that some trial is finished now and then
+        for _ in range(MAX_ATTEMPTS):
+            process = tool.start(broken, *tool.SWEEP, *more)
             try:
                 out, err = process.communicate(timeout=whole_s * (0.1 + draw.random()))
             except subprocess.TimeoutExpired:
@@ -52,11 +50,11 @@ def kill_until(n_kills: int, folder: Path) -> int:
             assert process.returncode == 0, err
             break
         else:
-            pytest.fail(f"not done after {attempt + 1} attempts")
+            pytest.fail(f"not done after {MAX_ATTEMPTS} attempts")
         still_there(broken, seen)
         assert tool.rows(broken) == tool.rows(whole)
         assert tool.lasting(out) == tool.lasting(table)
-        _, shown, _ = tool.finish(broken, "report", "results")
+        shown = entry.call("report", str(broken / "results")).out
         assert tool.lasting(unused_left_out(shown)) == tool.lasting(table)
     return n_done
 
@@ -85,10 +83,10 @@ def unused_left_out(text: str) -> str:
 
 
 def test_ten_kills(tmp_path: Path) -> None:
-    kill_until(N_FAST, tmp_path)
+    kill_until(N_FAST, tmp_path, "--rounds", "1", step_s=0.001)
 
 
 @pytest.mark.prove
 def test_a_hundred_kills(tmp_path: Path) -> None:
-    n_done = kill_until(N_PROVE, tmp_path)
+    n_done = kill_until(N_PROVE, tmp_path, step_s=0.003)
     assert n_done >= 3

@@ -1,0 +1,180 @@
+"""--resume goes on exactly where a file ends, whatever byte that is, and only with what was measured the same way."""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckbench import store
+from tests.prove import entry, tool
+
+N_FAST, N_PROVE = 12, 150
+SWEEP = (*tool.SWEEP, "--device", "replay:script.json", "--rounds", "2")
+
+
+@pytest.fixture
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Measure a study once to its end; give its results file."""
+    monkeypatch.setattr(entry, "MAX_TRIALS", 10**6)
+    tool.write_study(folder)
+    assert entry.call(*SWEEP).code == 0
+    (file,) = entry.records_below(Path("results"))
+    return file
+
+
+def cut_and_resume(measured: Path, positions: list[int]) -> None:
+    """Cut the results file at each position, resume, and compare with the uninterrupted run."""
+    data = measured.read_bytes()
+    whole, table = tool.rows(Path()), entry.call("report", "results", "--format", "csv").out
+    for position in positions:
+        shutil.rmtree("results")
+        measured.parent.mkdir()
+        measured.write_bytes(data[:position])
+        answer = entry.call(*SWEEP)
+        assert answer.code == 0, (position, answer)
+        assert tool.rows(Path()) == whole, position
+        shown = entry.call("report", "results", "--format", "csv")
+        assert columns_kept(shown.out) == columns_kept(table), position
+        assert data[:position] == measured.read_bytes()
+        again = entry.call(*SWEEP)
+        assert "0 trials to run" in again.err and tool.rows(Path()) == whole, position
+
+
+def columns_kept(text: str) -> list[dict[str, Any]]:
+    import csv
+    import io
+
+    return [{k: v for k, v in row.items() if k not in tool.VOLATILE} for row in csv.DictReader(io.StringIO(text))]
+
+
+def test_a_file_cut_at_any_byte(measured: Path) -> None:
+    draw = random.Random(1)
+    data = measured.read_bytes()
+    ends = [match.end() for match in re.finditer(b"\n", data)]
+    cut_and_resume(measured, [0, 1, len(data) - 1, *draw.sample(ends, 3), *draw.sample(range(len(data)), N_FAST - 6)])
+
+
+@pytest.mark.prove
+def test_a_file_cut_at_any_byte_at_length(measured: Path) -> None:
+    draw = random.Random(2)
+    data = measured.read_bytes()
+    ends = [match.end() for match in re.finditer(b"\n", data)]
+    near = [at + shift for at in draw.sample(ends, 10) for shift in (-1, 1) if at + shift <= len(data)]
+    cut_and_resume(measured, [*ends, *near, *draw.sample(range(len(data)), N_PROVE - len(ends) - len(near))])
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every record of a file."""
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        change(record)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def trials(answer: entry.Answer) -> tuple[int, int]:
+    """Read how many trials a session ran and how many were there."""
+    match = re.match(r"(\d+) trials to run(?:, (\d+) are there from before)?", answer.err)
+    assert match, answer
+    return int(match[1]), int(match[2] or 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_tried_again"),
+    [("ok", False), ("oom", False), ("killed", True), ("timeout", True), ("error", True), ("invalid", True), ("recompute_mismatch", True)],
+)  # fmt: skip
+def test_what_failed_is_tried_again_and_what_ended_is_not(measured: Path, status: str, is_tried_again: bool) -> None:
+    def change(record: dict[str, Any]) -> None:
+        if record["strategy"] == "per-block" and record["round"] == 0 and record["model"]["n_layers"] == 3:
+            record["status"] = status
+
+    n_jobs = sum(trials(entry.call(*SWEEP)))
+    edit(measured, change)
+    answer = entry.call(*SWEEP)
+    assert trials(answer) == (int(is_tried_again), n_jobs - int(is_tried_again))
+    newest = {(r["strategy"], r["round"], r["model"]["n_layers"]): r["status"] for r in store.read(Path("results"))[0]}
+    assert newest["per-block", 0, 3] == ("ok" if is_tried_again else status)
+    assert answer.code == 0
+
+
+def test_out_of_memory_is_tried_again_when_asked(measured: Path) -> None:
+    script = json.loads(Path("script.json").read_text())
+    script["strategies"].pop("ffn-only")
+    Path("script.json").write_text(json.dumps(script))
+    assert trials(entry.call(*SWEEP))[0] == 0
+    answer = entry.call(*SWEEP, "--retry-oom")
+    assert trials(answer)[0] == 3 * 2
+    assert "oom" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("torch", "1.0"),
+        ("code", "other"),
+        ("allocator", {"PYTORCH_ALLOC_CONF": "x"}),
+        ("threads", 77),
+        ("device_name", "another card"),
+    ],
+)
+def test_another_version_device_or_setting_is_measured_anew(measured: Path, key: str, value: Any) -> None:
+    def change(record: dict[str, Any]) -> None:
+        record.update(device_name=value) if key == "device_name" else record["environment"].update({key: value})
+
+    edit(measured, change)
+    n_run, n_there = trials(entry.call(*SWEEP))
+    assert n_there == 0 and n_run > 20
+    sessions = {record["session_id"] for record in store.read(Path("results"))[0]}
+    assert len(sessions) == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--set", "train.batch_size=3"),
+        ("--set", "run.seed=1"),
+        ("--set", "model.dropout=0.5"),
+        ("--set", "run.threads=1"),
+    ],
+)
+def test_another_configuration_is_measured_anew(measured: Path, more: tuple[str, ...]) -> None:
+    assert trials(entry.call(*SWEEP, *more))[1] == 0
+
+
+def test_more_rounds_and_strategies_add_to_what_is_there(measured: Path) -> None:
+    before = len(store.read(Path("results"))[0])
+    """One round more for each strategy, and three of segments:3 at depth 4; at 2 and 3 its plan is that of per-block."""
+    more = ("--rounds", "3", "-s", "none", "-s", "per-block", "-s", "segments:3")
+    assert trials(entry.call(*SWEEP, *more)) == (3 + 3 + 3, 3 * 2 * 2)
+    assert len(store.read(Path("results"))[0]) == before + (3 + 3 + 3) + 2 * 3
+
+
+def test_rounds_added_for_precision_are_not_measured_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "MAX_TRIALS", 10**6)
+    tool.write_study(folder)
+    more = (*SWEEP, "--max-rounds", "4", "--layers", "2", "-s", "none", "-s", "per-block")
+    assert entry.call(*more).code == 0
+    (file,) = entry.records_below(Path("results"))
+    data = file.read_bytes()
+    whole = tool.rows(Path())
+    assert {row["round"] for row in whole} == {0, 1, 2, 3}
+    for n_lines in (3, 5, 7, 8):
+        shutil.rmtree("results")
+        file.parent.mkdir()
+        file.write_bytes(b"".join(data.splitlines(keepends=True)[:n_lines]))
+        assert entry.call(*more).code == 0
+        assert tool.rows(Path()) == whole, n_lines
+
+
+def test_a_second_resume_goes_on_with_the_first(measured: Path) -> None:
+    """Parts of one session lie in several files; together they are one table."""
+    data = measured.read_bytes().splitlines(keepends=True)
+    measured.write_bytes(b"".join(data[: len(data) // 2]))
+    one = entry.call(*SWEEP)
+    two = entry.call(*SWEEP)
+    assert tool.lasting(one.out) == tool.lasting(two.out) == tool.lasting(entry.call("report", "results").out)
+    assert len({record["session_id"] for record in store.read(Path("results"))[0]}) == 1
