@@ -75,7 +75,9 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--plot", type=Path, help="draw the growth of report as SVG")
     options = parser.parse_args()
+    grown = []
     for command in (["--help"], ["list"], ["run", "--help"]):
         times = wall_s(command, options.repeats)
         print(f"ckbench {' '.join(command):12} median {statistics.median(times):.2f} s, smallest {min(times):.2f} s")
@@ -84,10 +86,15 @@ def main() -> None:
             write_records(Path(name), size)
             times = wall_s(["report", name], max(3, options.repeats // 2))
         middle = statistics.median(times)
+        grown.append(middle)
         print(
             f"ckbench report, {size:6} records: median {middle:.2f} s, {middle / size * 1e6:.0f} us per record",
             flush=True,
         )
+    if options.plot:
+        import _plot
+
+        _plot.line(options.plot, "Wall time of ckbench report", SIZES, grown, ("records", "seconds"))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--plot", type=Path, help="draw the ratios as SVG")
     options = parser.parse_args()
+    every: dict[str, list[float]] = {}
     launcher = Launcher()
     print(f"threads {options.threads}, {options.pairs} pairs of fresh processes, {options.steps} steps each")
     print(f"{'size':>6}  {'loop ms':>8}  {'median ratio':>12}  {'95 % interval':>15}  limit")
@@ -100,7 +102,7 @@ def main() -> None:
         for pair in range(options.pairs):
             for measure in (measure_ours, measure_bare) if pair % 2 else (measure_bare, measure_ours):
                 measure()
-        ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+        ratios = every[name] = [a / b for a, b in zip(ours, bare, strict=True)]
         _, low, high = paired_ratio(ours, bare)
         middle = statistics.median(ratios)
         verdict = "ok" if abs(middle - 1) <= LIMITS[name] else "ABOVE"
@@ -109,6 +111,10 @@ def main() -> None:
             f"  {LIMITS[name]:.0%} {verdict}",
             flush=True,
         )
+    if options.plot:
+        import _plot
+
+        _plot.ratios(options.plot, "Step time through ckbench over a hand-written loop", every, LIMITS)
 
 
 if __name__ == "__main__":

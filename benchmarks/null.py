@@ -77,13 +77,14 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=0, metavar="N")
     parser.add_argument("--rounds", type=int, default=RunSettings().rounds)
     parser.add_argument("--max-rounds", type=int, default=0, help="go on until precise enough, up to this many")
+    parser.add_argument("--plot", type=Path, help="draw the intervals of the last kind of study as SVG")
     parser.add_argument("--methods", type=int, default=0, metavar="N")
     options = parser.parse_args()
     if options.methods:
         print(methods(options.methods), flush=True)
     for n_studies, is_real in ((options.simulate, False), (options.real, True)):
         if n_studies:
-            print(coverage(n_studies, is_real, options.rounds, options.max_rounds), flush=True)
+            print(coverage(n_studies, is_real, options.rounds, options.max_rounds, options.plot), flush=True)
 
 
 def methods(n_studies: int) -> str:
@@ -106,7 +107,7 @@ def methods(n_studies: int) -> str:
     return "\n".join(lines)
 
 
-def coverage(n_studies: int, is_real: bool, rounds: int, max_rounds: int) -> str:
+def coverage(n_studies: int, is_real: bool, rounds: int, max_rounds: int, plot: Path | None) -> str:
     """Give the line to print."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.json"
@@ -115,6 +116,10 @@ def coverage(n_studies: int, is_real: bool, rounds: int, max_rounds: int) -> str
         launcher = Launcher() if is_real else None
         device = "cpu" if is_real else f"replay:{script}"
         results = [study(device, seed, rounds, max_rounds, launcher) for seed in range(n_studies)]
+    if plot:
+        import _plot
+
+        _plot.intervals(plot, "none against none: 95 % intervals of the ratio", results[:200])
     held = sum(1 for _, low, high in results if low <= 1.0 <= high)
     ratio = statistics.fmean(ratio for ratio, _, _ in results)
     width = statistics.median(high / low - 1 for _, low, high in results)

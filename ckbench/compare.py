@@ -13,7 +13,7 @@ from typing import Any
 
 from ckbench.config import digest
 from ckbench.records import FIELDS, MEMORY_FIELDS
-from ckbench.statistics import paired_ratio, t_quantile
+from ckbench.statistics import geometric_interval, paired_ratio
 
 SAME_ENVIRONMENT = (
     "torch",
@@ -171,13 +171,10 @@ def _times(ordered: Sequence[dict[str, Any]], rounds: dict[int, float]) -> dict[
     for key in ("forward_s", "backward_s", "optimizer_s"):
         known = [r[key] for r in timed if r[key] is not None]
         pooled[key] = statistics.median(known) if known else None
-    logs = [math.log(value) for value in rounds.values()]
-    centre = math.exp(statistics.fmean(logs))
-    pooled["step_s_median"] = centre
-    pooled["step_s_low"], pooled["step_s_high"] = timed[0]["step_s_low"], timed[0]["step_s_high"]
-    if len(logs) > 1:
-        half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-        pooled["step_s_low"], pooled["step_s_high"] = centre * math.exp(-half), centre * math.exp(half)
+    centre, low, high = geometric_interval(list(rounds.values()))
+    if low is None or high is None:
+        low, high = timed[0]["step_s_low"], timed[0]["step_s_high"]
+    pooled["step_s_median"], pooled["step_s_low"], pooled["step_s_high"] = centre, low, high
     tokens = tokens_per_step(timed[0]["train"])
     pooled["tokens_per_s"] = tokens / centre if tokens else None
     return pooled

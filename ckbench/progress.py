@@ -11,6 +11,8 @@ from ckbench.records import Record
 from ckbench.session import Job, Watcher
 from ckbench.units import format_bytes, format_duration, format_ms
 
+ROOM_FOR_A_BAR = 100
+
 
 class Lines:
     """One plain line per trial that has ended; no control characters."""
@@ -42,11 +44,11 @@ class Bar:
     def begin(self, n_jobs: int, n_resumed: int) -> None:
         """Start the bar."""
         self.progress.console.print(opening(n_jobs, n_resumed), markup=False, highlight=False)
-        self.task = self.progress.add_task("starting", total=n_jobs, left="")
+        self.task = self.progress.add_task("starting", total=n_jobs, phase="", left="")
 
     def trial(self, job: Job, phase: str) -> None:
         """Name the trial and its phase."""
-        self.progress.update(self.task, description=f"{title(job)}: {phase}")
+        self.progress.update(self.task, description=title(job), phase=phase)
 
     def done(self, job: Job, record: Record, left_s: float | None) -> None:
         """Move on."""
@@ -82,13 +84,19 @@ def watcher() -> Iterator[Watcher]:
         yield Lines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+    from rich.table import Column
 
-    columns = (
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Where space is short, the trial's name gives way: not the count, the phase or the time left
+    name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns: list[ProgressColumn] = [
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.description}", markup=False, table_column=name),
+        TextColumn("{task.fields[phase]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+    ]
+    if console.width >= ROOM_FOR_A_BAR:
+        columns.insert(0, BarColumn(bar_width=20))
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         yield Bar(progress)

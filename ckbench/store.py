@@ -142,12 +142,12 @@ def _take_lock(lock: int) -> bool:
 
 
 def slug(text: str) -> str:
-    """Make a file name part of letters, digits, dot, underscore and hyphen.
+    """Make a file name part of letters, digits, underscore and hyphen; nul.txt is a device on Windows.
 
     >>> slug("gpt small: bf16|v2")
     'gpt-small-bf16-v2'
     """
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:60] or "study"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:60] or "study"
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[Skipped]]:
@@ -229,7 +229,7 @@ def _parse(raw: bytes, *, is_cut: bool) -> dict[str, Any] | str:
         return f"unknown schema {repr(schema)[:40]}"
     record = {**_DEFAULTS, **{key: item for key, item in value.items() if key in _DEFAULTS}}
     for key, item in record.items():
-        if not _fits(key, item):
+        if (item is not None or key not in _OPTIONAL) and not _fits(key, item):
             return f"field {key} has a value it cannot have"
     if record["status"] not in STATUSES:
         return f"unknown status {record['status'][:40]!r}"
@@ -253,6 +253,7 @@ def _allowed_types(annotation: Any) -> tuple[tuple[type, ...], bool]:
 
 _TYPES = {f.name: _allowed_types(f.type) for f in fields(Record)}
 _ITEM_TYPES = {f.name: typing.get_args(f.type)[0] for f in fields(Record) if typing.get_origin(f.type) is list}
+_OPTIONAL = frozenset(name for name, (_, optional) in _TYPES.items() if optional)
 _DEFAULTS = Record().to_json()
 
 
@@ -262,13 +263,15 @@ def _fits(key: str, value: Any) -> bool:
     if value is None:
         return optional
     kind = type(value)
-    if kind in (int, float):
+    if kind is int or kind is float:
         lowest = -MAX_NUMBER if key.endswith("_ratio") else 0
         return (kind in kinds or float in kinds) and lowest <= value < MAX_NUMBER
     if kind not in kinds:
         return False
+    if kind is str:
+        return True
     if kind is list and _ITEM_TYPES[key] is float:
-        return all(type(item) in (float, int) and 0 <= item < MAX_NUMBER for item in value)
+        return not value or ({*map(type, value)} <= {float, int} and 0 <= min(value) and max(value) < MAX_NUMBER)
     return kind in (str, bool) or _is_plain(value, 0)
 
 

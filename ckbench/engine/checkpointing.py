@@ -133,6 +133,7 @@ class AppliedPlan:
         forwards = [self._forwards[module][place] for module, place in chain]
         covered = _Covered(region, forwards, self.plan, self.counts)
         calls: list[_Call] = []
+        is_chain = len(chain) > 1
 
         def recording_forward(*args: Any, **kwargs: Any) -> Any:
             call, hidden = _take_hidden(args, kwargs)
@@ -141,6 +142,8 @@ class AppliedPlan:
 
         def running_forward(*args: Any, **kwargs: Any) -> Any:
             call, hidden = _take_hidden(args, kwargs)
+            if call is PLAIN and not is_chain:
+                return covered.run_plain(hidden)
             recorded = [*calls, call]
             calls.clear()
             return covered.run(recorded, hidden)

@@ -17,13 +17,22 @@ N_FAST, N_PROVE = 12, 150
 SWEEP = (*tool.SWEEP, "--device", "replay:script.json", "--rounds", "2")
 
 
+KEPT: dict[str, bytes] = {}
+
+
 @pytest.fixture
 def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Measure a study once to its end; give its results file."""
+    """Give the results file of a study that was measured to its end, once for all tests."""
     monkeypatch.setattr(entry, "MAX_TRIALS", 10**6)
     tool.write_study(folder)
-    assert entry.call(*SWEEP).code == 0
-    (file,) = entry.records_below(Path("results"))
+    if not KEPT:
+        assert entry.call(*SWEEP).code == 0
+        (file,) = entry.records_below(Path("results"))
+        KEPT[file.name] = file.read_bytes()
+    ((name, data),) = KEPT.items()
+    file = Path("results", name)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(data)
     return file
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def kill_among_workers(folder: Path, n_times: int, longest_s: float) -> None:
     """Kill the tool while its fork server loads torch or a worker of its hangs in a step; look for survivors."""
     draw = random.Random(n_times)
-    tool.write_study(folder, step_s=0.2, isolated=True)
+    tool.write_study(folder, step_s=0.03, isolated=True)
     for i in range(n_times):
         mark = f"CKBENCH_MARK_{uuid.uuid4().hex}"
         process = tool.start(folder, *tool.SWEEP, env=tool.environment(CKBENCH_TEST=mark))

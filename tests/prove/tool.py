@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ckbench import store
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,11 @@ def write_study(folder: Path, *, step_s: float = 0.0, isolated: bool = False, **
     (folder / "script.json").write_text(json.dumps(script))
 
 
+def some(n_fast: int, *values: Any) -> list[Any]:
+    """Leave all but the first few values of a parameter to the long proofs."""
+    return [value if i < n_fast else pytest.param(value, marks=pytest.mark.prove) for i, value in enumerate(values)]
+
+
 def environment(**changes: str) -> dict[str, str]:
     """Give an environment in which a child finds this package, without what a test runner may have set."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COLUMNS", "LINES"))}
@@ -55,8 +62,13 @@ def start(folder: Path, *arguments: str, **details: Any) -> "subprocess.Popen[st
         *arguments,
         *(["--device", "replay:script.json"] if measures(arguments) else []),
     ]
-    settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **details}
-    return subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **settings)
+    settings: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": environment(),
+        "text": True,
+    }
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, **{**settings, **details})
 
 
 def measures(arguments: tuple[str, ...]) -> bool:

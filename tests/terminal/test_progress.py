@@ -15,13 +15,13 @@ RUN = ("sweep", "study.yaml", "--layers", "2..3", "--rounds", "1")
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
     """Write a study whose steps take so long that a screen is drawn several times in each trial."""
-    tool.write_study(tmp_path, step_s=0.02)
+    tool.write_study(tmp_path, step_s=0.01)
     return tmp_path
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
-def test_it_shows_trial_phase_and_time_left(slow: Path, columns: int) -> None:
-    code, written = screen.run(slow, *RUN, columns=columns)
+@pytest.mark.parametrize("columns", tool.some(2, 40, 120, 60, 80, 200))
+def test_it_shows_trial_phase_and_time_left_and_goes_away(slow: Path, columns: int) -> None:
+    code, written = screen.run(slow, *RUN, columns=columns, NO_COLOR="1" if columns == 120 else "")
     assert code == 0
     drawn = [line.strip() for line in re.split(r"[\r\n]+|\x1b\[2K", screen.plain(written))]
     bars = [line for line in drawn if re.search(r"\d+/\d+", line)]
@@ -29,18 +29,15 @@ def test_it_shows_trial_phase_and_time_left(slow: Path, columns: int) -> None:
     assert any(re.search(r"\d+ s left", line) for line in bars), bars[-3:]
     assert any(re.search(r"timing|warm-up", line) for line in bars), bars[-3:]
     assert any("per-block" in line for line in bars), bars[-3:]
-
-
-def test_nothing_of_it_stays(slow: Path) -> None:
-    _, written = screen.run(slow, *RUN, columns=100)
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h"), "the cursor is shown again"
     end = screen.plain(written.rpartition("\x1b[?25h")[2])
-    assert "left" not in end and "slower" in end
+    assert " left" not in end and "slower" in end
+    assert bool(screen.COLOUR.search(written)) == (columns != 120)
 
 
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str)
-def test_no_colour_when_not_wanted(slow: Path, variables: dict[str, str]) -> None:
-    code, written = screen.run(slow, *RUN, **variables)
+@pytest.mark.prove
+def test_no_colour_beats_forced_colour(slow: Path) -> None:
+    code, written = screen.run(slow, *RUN, NO_COLOR="1", FORCE_COLOR="1")
     assert code == 0 and not screen.COLOUR.search(written)
 
 

@@ -10,7 +10,7 @@ from ckbench import reporting, store
 from ckbench.compare import compare
 from ckbench.reports.console import fitting
 from ckbench.table import build
-from tests.prove import entry
+from tests.prove import entry, tool
 from tests.terminal import screen
 
 pytest.importorskip("pty")
@@ -39,11 +39,11 @@ def test_more_room_never_shows_less(measured: Path) -> None:
     assert counts == sorted(counts) and counts[-1] == len(table.columns)
 
 
-@pytest.mark.parametrize(
-    ("columns", "variables"), [(40, {}), (80, {}), (200, {}), (200, {"COLUMNS": "70"}), (80, {"COLUMNS": "0"})]
-)
-def test_a_real_terminal_says_how_wide_it_is(measured: Path, columns: int, variables: dict[str, str]) -> None:
-    code, written = screen.run(measured, "report", "results", columns=columns, **variables)
-    wanted = int(variables.get("COLUMNS", 0)) or columns
+@pytest.mark.parametrize("told", tool.some(2, (40, ""), (200, "70"), (80, ""), (200, ""), (80, "0")), ids=str)
+def test_a_real_terminal_says_how_wide_it_is(measured: Path, told: tuple[int, str]) -> None:
+    """The variable COLUMNS wins over what the terminal says."""
+    columns, said = told
+    code, written = screen.run(measured, "report", "results", columns=columns, COLUMNS=said)
+    wanted = int(said or 0) or columns
     assert code == 0 and "\x1b" not in written
     assert screen.plain(written) == reporting.report(measured / "results", width=wanted)
