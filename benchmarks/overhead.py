@@ -32,23 +32,28 @@ from ckbench.statistics import t_quantile
 
 SIZES = {
     "small": (dict(n_layers=4, d_model=64, n_heads=4, vocab_size=128), dict(batch_size=2, seq_len=64, optimizer="sgd")),
-    "larger": (dict(n_layers=4, d_model=192, n_heads=4, vocab_size=512), dict(batch_size=4, seq_len=64)),
+    "larger": (dict(n_layers=4, d_model=128, n_heads=4, vocab_size=512), dict(batch_size=4, seq_len=64)),
 }
 STRATEGIES = (
     "none", "per-block", "per-block,skip_last", "every-k:2", "sqrt", "full", "one-in-k:2", "first-n:1", "ffn-only",
     "attn-only", "nested:2", "recursive",
 )  # fmt: skip
 WARM_UP = 5
-MICRO_BLOCKS = 64
-"""Blocks in the stack whose blocks multiply eight numbers."""
+PROFILED_STEPS = 20
+MICRO_BLOCKS, MICRO_CYCLES = 64, 30
+"""The stack whose blocks multiply eight numbers, and how often each variant gets its turn."""
 GROUPS = {
     "ckbench": (("ckbench/engine/checkpointing.py", ""),),
-    "random state, get and set": (("torch/random.py", ""), ("", "get_state"), ("", "set_state"), ("", "_rng")),
-    "hooks on saved tensors": (("torch/autograd/graph.py", ""), ("", "_hook"), ("", "_default_hooks")),
+    "saved tensors: hooks, and the check that they come back alike": (
+        ("torch/utils/checkpoint.py", "_hook"), ("torch/utils/checkpoint.py", "check_recomputed"),
+        ("torch/utils/checkpoint.py", "meta_extractor"), ("torch/autograd/graph.py", ""), ("/weakref.py", ""),
+        ("torch/autograd/grad_mode.py", ""), ("", "_set_grad_enabled"), ("torch/_dynamo/eval_frame.py", ""),
+    ),
+    "random state: get and set": (("torch/random.py", ""), ("", "get_state"), ("", "set_state")),
     "autocast contexts": (("amp/autocast_mode.py", ""), ("", "autocast")),
     "other frames of torch's checkpoint": (
-        ("torch/utils/checkpoint.py", ""), ("contextlib.py", ""), ("utils/_pytree.py", ""), ("torch/overrides.py", ""),
-        ("torch/_compile.py", ""), ("torch/_dynamo", ""), ("torch/compiler", ""), ("weakref.py", ""),
+        ("torch/utils/checkpoint.py", ""), ("/contextlib.py", ""), ("utils/_pytree.py", ""), ("torch/overrides.py", ""),
+        ("torch/_compile.py", ""), ("torch/_dynamo", ""), ("torch/compiler", ""),
     ),
 }  # fmt: skip
 """Whose a profiled function is: the first group with a part of its file's name and a part of its own name."""
@@ -135,9 +140,10 @@ def take_apart(size: str, rows: list[Row], launcher: Launcher, processes: int, s
     n_regions = SIZES[size][0]["n_layers"]
 
     def between(variant: str, other: str) -> Difference:
-        return spread([(a[variant] - a[other]) / n_regions * 1e6 for a in answers])
+        medians = [statistics.median(x - y for x, y in zip(a[variant], a[other], strict=True)) for a in answers]
+        return spread([median / n_regions * 1e6 for median in medians])
 
-    none_us = statistics.fmean(a["none, by hand"] for a in answers) / n_regions * 1e6
+    none_us = statistics.fmean(statistics.median(a["none, by hand"]) for a in answers) / n_regions * 1e6
     flops = next(row.values["flops_ratio"] for row in rows if row.label == "per-block")
     owed = (flops - 1) * none_us
     total = between("per-block, ckbench", "none, by hand")
@@ -164,10 +170,13 @@ def take_apart(size: str, rows: list[Row], launcher: Launcher, processes: int, s
         ("counting wrappers, none in ckbench over none by hand", between("none, ckbench", "none, by hand")),
     ):
         print(f"{difference}           {label}")
+    print("what the interpreter spends on checkpointing, by cProfile (which slows short functions the most):")
+    for group in GROUPS:
+        print(f"{statistics.fmean(a['profile'].get(group, 0.0) for a in answers):18.1%}  {group}")
     print(flush=True)
 
 
-def ask(launcher: Launcher, entry: Callable[..., None], text: str) -> dict[str, float]:
+def ask(launcher: Launcher, entry: Callable[..., None], text: str) -> dict[str, Any]:
     """Run ``entry`` in a fresh process and give its answer."""
     answer, _, tail = launcher.converse(entry, text, 600.0, lambda phase: None)
     assert answer is not None, tail
@@ -181,7 +190,7 @@ def spread(values: list[float]) -> Difference:
 
 
 def alternate(connection: Connection, text: str, log: str) -> None:
-    """Run one step of each variant in turn, over and over, on one model; send the median seconds of each."""
+    """Run one step of each variant in turn, over and over, on one model; send the seconds of each."""
     enter_child(connection, log)
     import torch
     from torch.nn import functional as F
@@ -221,6 +230,13 @@ def alternate(connection: Connection, text: str, log: str) -> None:
         block(hidden)
         return block(hidden)
 
+    def step(forward: Callable[[], Any]) -> None:
+        loss = F.cross_entropy(forward().flatten(0, 1), targets.flatten())
+        loss.backward()
+        del loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
     variants: dict[str, tuple[Callable[[], Any], str | None]] = {
         "none, by hand": (by_hand(lambda block, hidden: block(hidden)), None),
         "none, blocks forward twice": (by_hand(twice), None),
@@ -243,35 +259,32 @@ def alternate(connection: Connection, text: str, log: str) -> None:
                 plan = specs.resolve(specs.parse(spec), StackShape(n_layers=len(built.blocks)))
                 applied = AppliedPlan(built, plan)
             begun = time.thread_time()
-            loss = F.cross_entropy(forward().flatten(0, 1), targets.flatten())
-            loss.backward()
-            del loss
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            step(forward)
             seconds[name].append(time.thread_time() - begun)
             if applied is not None:
                 applied.remove()
-    medians = {name: statistics.median(samples[WARM_UP:]) for name, samples in seconds.items()}
-    connection.send_bytes(json.dumps(medians).encode())
+    answer: dict[str, Any] = {name: samples[WARM_UP:] for name, samples in seconds.items()}
+    AppliedPlan(built, specs.resolve(specs.parse("per-block"), StackShape(n_layers=len(built.blocks))))
+    profiler = cProfile.Profile()
+    for _ in range(PROFILED_STEPS):
+        profiler.runcall(step, lambda: model(inputs))
+    answer["profile"] = shares(pstats.Stats(profiler))
+    connection.send_bytes(json.dumps(answer).encode())
     connection.close()
 
 
 def regions_of_nothing(launcher: Launcher, processes: int) -> None:
     """Print what a region costs whose blocks multiply eight numbers, and where the interpreter spends it."""
     answers = [ask(launcher, next_to_nothing, "") for _ in range(processes)]
-    profiles = [json.loads(a.pop("profile")) for a in answers]  # type: ignore[arg-type]
     print(f"regions of next to nothing: microseconds per block and step, {processes} processes")
     for name in answers[0]:
         over = "none, by hand" if name.startswith("none") else "per-block, by hand"
         value, difference = spread([a[name] for a in answers]), spread([a[name] - a[over] for a in answers])
         print(f"{value}  {name:44}" + (f"  over {over}: {difference}" if name != over else ""))
-    print("where the interpreter spends a region of per-block in ckbench (cProfile, which slows short calls the most):")
-    for group in [*GROUPS, "the block, its backward, and the rest"]:
-        print(f"{statistics.fmean(p.get(group, 0.0) for p in profiles):10.1%}  {group}")
 
 
 def next_to_nothing(connection: Connection, text: str, log: str) -> None:
-    """Time a stack of tiny blocks under none and per-block, by hand and in ckbench; profile the latter."""
+    """Time a stack of tiny blocks under none and per-block, by hand and in ckbench."""
     enter_child(connection, log)
     import gc
 
@@ -325,8 +338,9 @@ def next_to_nothing(connection: Connection, text: str, log: str) -> None:
         return time.thread_time() - begun
 
     smallest: dict[str, list[float]] = {name: [] for name in variants}
-    profiler = cProfile.Profile()
-    for cycle in range(40):
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through again
+    for cycle in range(MICRO_CYCLES):
         for name in list(variants) if cycle % 2 else list(variants)[::-1]:
             step, spec = variants[name]
             applied = None
@@ -335,27 +349,22 @@ def next_to_nothing(connection: Connection, text: str, log: str) -> None:
             step()
             gc.collect()
             smallest[name].append(min(seconds(step) for _ in range(3)))
-            if name == "per-block, ckbench" and cycle >= 20:
-                profiler.runcall(step)
             if applied is not None:
                 applied.remove()
-    answer: dict[str, Any] = {k: statistics.median(v) / MICRO_BLOCKS * 1e6 for k, v in smallest.items()}
-    answer["profile"] = json.dumps(shares(pstats.Stats(profiler)))
+    answer = {name: statistics.median(values) / MICRO_BLOCKS * 1e6 for name, values in smallest.items()}
     connection.send_bytes(json.dumps(answer).encode())
     connection.close()
 
 
 def shares(stats: pstats.Stats) -> dict[str, float]:
-    """Give each group's share of the time that functions spent themselves."""
-    found: dict[str, float] = {}
+    """Give each group's share of the time that the functions of all groups spent themselves."""
+    found = dict.fromkeys(GROUPS, 0.0)
     for (file, _, name), (_, _, own_s, _, _) in stats.stats.items():  # type: ignore[attr-defined]
         where = file.replace("\\", "/")
-        whose = "the block, its backward, and the rest"
         for group, patterns in GROUPS.items():
             if any(part in where and word in name for part, word in patterns):
-                whose = group
+                found[group] += own_s
                 break
-        found[whose] = found.get(whose, 0.0) + own_s
     total = sum(found.values())
     return {group: own_s / total for group, own_s in found.items()}
 

@@ -31,6 +31,7 @@ PRELOAD = "ckbench.engine.warm"
 END_GRACE_S = 5.0
 STDERR_TAIL_CHARS = 600
 POLL_S = 0.2
+RESTART_AFTER_S = (0.1, 1.0, 5.0)
 
 Progress = Callable[[str], None]
 
@@ -116,8 +117,16 @@ class Launcher:
             if self.start_method != "forkserver":
                 process.start()
                 return
-            forkserver.ensure_running()
-        process.start()
+        for patience_s in (*RESTART_AFTER_S, None):
+            with _importable(), _ctrl_c_held():
+                forkserver.ensure_running()
+            try:
+                process.start()
+                return
+            except (EOFError, ConnectionError):  # the server itself was killed just now; there will be another
+                if patience_s is None:
+                    raise CkbenchError("the server that starts trials is killed again and again") from None
+                time.sleep(patience_s)
 
 
 TIMED_OUT = "timed out"

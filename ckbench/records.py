@@ -4,6 +4,7 @@ The field names are a promise: the same in the JSON lines, in ``report --format 
 DataFrame. A change of meaning raises SCHEMA.
 """
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -172,8 +173,18 @@ class Record:
     """Estimated peak; None until there is an estimate."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the record as plain data."""
-        return asdict(self)
+        """Give the record as plain data; a number that is none (a gradient that is not finite) is unknown."""
+        values: dict[str, Any] = _finite(asdict(self))
+        return values
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON has no word for by None, at any depth."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 FIELDS = tuple(f.name for f in fields(Record))

@@ -229,6 +229,20 @@ def test_every_number_a_record_may_have_is_read_back(folder: Path) -> None:
     assert config.MAX_LAYERS < store.MAX_NUMBER
 
 
+def test_a_figure_that_is_no_number_is_unknown(folder: Path) -> None:
+    """As where gradients overflow: it once lost the record and ended the session."""
+    fields = {"parity_noise_ratio": float("nan"), "peak_allocated_bytes": float("inf"), "notes": [float("-inf")]}
+    script = {"device_name": "scripted", "strategies": {"*": {"fields": fields}}}
+    Path("script.json").write_text(json.dumps(script))
+    Path("study.yaml").write_text(GOOD)
+    answer = entry.call("run", "study.yaml", "--device", "replay:script.json", *entry.CAPS, "--format", "json")
+    entry.check_manners(answer)
+    rows = json.loads(answer.out, parse_constant=pytest.fail)
+    assert answer.code == 0 and [row["parity_noise_ratio"] for row in rows] == [None, None]
+    read, skipped = store.read(Path("results"))
+    assert len(read) == 2 and skipped == []
+
+
 def test_wide_characters_are_not_cut(folder: Path) -> None:
     records = [record("none", model__family="日本語日本語"), record("per-block", model__family=":smile:")]
     text = reporting.draw(records, width=None)

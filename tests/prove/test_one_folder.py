@@ -1,7 +1,6 @@
 """Two tools on one results folder: one measures, the other is told so in one line, and no lines mix."""
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from tests.prove import tool
 
 TOLD = "results: another ckbench is writing there; wait for it or use --out elsewhere\n"
 SWEEP = ("sweep", "study.yaml", "--layers", "2..4", "--rounds", "1")
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs file locks")
 
 
 def test_the_second_is_told_and_the_first_goes_on(tmp_path: Path) -> None:

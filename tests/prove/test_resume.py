@@ -13,7 +13,7 @@ import pytest
 from ckbench import store
 from tests.prove import entry, tool
 
-N_FAST, N_PROVE = 12, 150
+N_FAST, N_PROVE = 9, 150
 SWEEP = (*tool.SWEEP, "--device", "replay:script.json", "--rounds", "2")
 
 
@@ -92,22 +92,32 @@ def trials(answer: entry.Answer) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-@pytest.mark.parametrize(
-    ("status", "is_tried_again"),
-    [("ok", False), ("oom", False), ("killed", True), ("timeout", True), ("error", True), ("invalid", True), ("recompute_mismatch", True)],
-)  # fmt: skip
-def test_what_failed_is_tried_again_and_what_ended_is_not(measured: Path, status: str, is_tried_again: bool) -> None:
+ENDINGS = {
+    ("none", 2): "ok",
+    ("none", 3): "killed",
+    ("none", 4): "timeout",
+    ("per-block", 2): "error",
+    ("per-block", 3): "invalid",
+    ("per-block", 4): "recompute_mismatch",
+    ("full", 4): "oom",
+}
+
+
+def test_what_failed_is_tried_again_and_what_ended_is_not(measured: Path) -> None:
     def change(record: dict[str, Any]) -> None:
-        if record["strategy"] == "per-block" and record["round"] == 0 and record["model"]["n_layers"] == 3:
-            record["status"] = status
+        if record["round"] == 0:
+            record["status"] = ENDINGS.get((record["strategy"], record["model"]["n_layers"]), record["status"])
 
     n_jobs = sum(trials(entry.call(*SWEEP)))
     edit(measured, change)
     answer = entry.call(*SWEEP)
-    assert trials(answer) == (int(is_tried_again), n_jobs - int(is_tried_again))
-    newest = {(r["strategy"], r["round"], r["model"]["n_layers"]): r["status"] for r in store.read(Path("results"))[0]}
-    assert newest["per-block", 0, 3] == ("ok" if is_tried_again else status)
-    assert answer.code == 0
+    assert answer.code == 0 and trials(answer) == (5, n_jobs - 5)
+    newest = {
+        (r["strategy"], r["model"]["n_layers"]): r["status"] for r in store.read(Path("results"))[0] if r["round"] == 0
+    }
+    assert {place: newest[place] for place in ENDINGS} == {
+        place: "oom" if status == "oom" else "ok" for place, status in ENDINGS.items()
+    }
 
 
 def test_out_of_memory_is_tried_again_when_asked(measured: Path) -> None:
@@ -120,17 +130,16 @@ def test_out_of_memory_is_tried_again_when_asked(measured: Path) -> None:
     assert "oom" not in answer.out
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("torch", "1.0"),
-        ("code", "other"),
-        ("allocator", {"PYTORCH_ALLOC_CONF": "x"}),
-        ("threads", 77),
-        ("device_name", "another card"),
-    ],
-)
-def test_another_version_device_or_setting_is_measured_anew(measured: Path, key: str, value: Any) -> None:
+OTHER = (
+    ("code", "other"), ("device_name", "another card"), ("torch", "1.0"), ("threads", 77),
+    ("allocator", {"PYTORCH_ALLOC_CONF": "x"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", tool.some(2, *OTHER), ids=lambda other: other[0])
+def test_another_version_device_or_setting_is_measured_anew(measured: Path, other: tuple[str, Any]) -> None:
+    key, value = other
+
     def change(record: dict[str, Any]) -> None:
         record.update(device_name=value) if key == "device_name" else record["environment"].update({key: value})
 
@@ -141,22 +150,17 @@ def test_another_version_device_or_setting_is_measured_anew(measured: Path, key:
     assert len(sessions) == 2
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--set", "train.batch_size=3"),
-        ("--set", "run.seed=1"),
-        ("--set", "model.dropout=0.5"),
-        ("--set", "run.threads=1"),
-    ],
-)
-def test_another_configuration_is_measured_anew(measured: Path, more: tuple[str, ...]) -> None:
-    assert trials(entry.call(*SWEEP, *more))[1] == 0
+SETTINGS = ("train.batch_size=3", "run.seed=1", "model.dropout=0.5", "run.threads=1")
+
+
+@pytest.mark.parametrize("setting", tool.some(2, *SETTINGS))
+def test_another_configuration_is_measured_anew(measured: Path, setting: str) -> None:
+    assert trials(entry.call(*SWEEP, "--set", setting))[1] == 0
 
 
 def test_more_rounds_and_strategies_add_to_what_is_there(measured: Path) -> None:
-    before = len(store.read(Path("results"))[0])
     """One round more for each strategy, and three of segments:3 at depth 4; at 2 and 3 its plan is that of per-block."""
+    before = len(store.read(Path("results"))[0])
     more = ("--rounds", "3", "-s", "none", "-s", "per-block", "-s", "segments:3")
     assert trials(entry.call(*SWEEP, *more)) == (3 + 3 + 3, 3 * 2 * 2)
     assert len(store.read(Path("results"))[0]) == before + (3 + 3 + 3) + 2 * 3

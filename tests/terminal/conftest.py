@@ -1,10 +1,14 @@
 """A folder with a study, a script and a measured session, for tests of what terminals and files get to see."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.prove import tool
+
+# They kill, limit and watch processes by means that Windows has not
+collect_ignore_glob = ["test_*.py"] if sys.platform == "win32" else []
 
 
 @pytest.fixture

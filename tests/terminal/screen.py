@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -14,6 +15,10 @@ from pathlib import Path
 
 from tests.prove import tool
 
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Run by the child: makes the terminal its own, so that Ctrl-C typed there reaches it, and becomes the tool."""
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")
 
@@ -36,11 +41,13 @@ def run(
         command += ["--device", "replay:script.json"]
     variables = tool.environment(**{"TERM": "xterm-256color", "LANG": "C.UTF-8", **environment})
     variables = {name: value for name, value in variables.items() if value != ""}
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(folder)
-        os.execve(sys.executable, command, variables)
+    terminal, inside = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    starter = [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, *command]
+    process = subprocess.Popen(
+        starter, cwd=folder, env=variables, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
+    )
+    os.close(inside)
     written = b""
     begun = time.monotonic()
     waiting = list(keys)
@@ -57,8 +64,7 @@ def run(
             break
         written += data
     os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), written.decode("utf-8", "replace")
+    return process.wait(timeout=timeout_s), written.decode("utf-8", "replace")
 
 
 def plain(written: str) -> str:

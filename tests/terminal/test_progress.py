@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.prove import tool
-
-screen = pytest.importorskip("tests.terminal.screen", reason="needs pseudo-terminals", exc_type=ImportError)
+from tests.terminal import screen
 
 RUN = ("sweep", "study.yaml", "--layers", "2..3", "--rounds", "1")
 

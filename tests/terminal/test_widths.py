@@ -13,8 +13,6 @@ from ckbench.table import build
 from tests.prove import entry, tool
 from tests.terminal import screen
 
-pytest.importorskip("pty")
-
 
 @pytest.mark.parametrize("columns", range(40, 201, 4))
 def test_a_table_fits_and_no_cell_is_cut(measured: Path, columns: int) -> None:
