@@ -150,17 +150,25 @@ def _no_effect(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doub
 
 
 def _owner(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
-    advice = {
-        "loss": "activation strategies cannot lower that; use a smaller vocabulary tile or a chunked loss",
-        "optimizer": "activation strategies cannot lower that; choose another optimizer or implementation",
-    }
-    for phase, remedy in advice.items():
-        yield from _gather(
-            comparison,
-            lambda row, phase=phase: row.is_ok and row.values["peak_phase"] == phase and row.label != "none",  # type: ignore[misc]
-            lambda rows, phase=phase: f"the peak belongs to the {'head and loss' if phase == 'loss' else phase}",  # type: ignore[misc]
-            remedy,
-        )
+    """Name peaks that recomputing more could hardly lower: the optimizer's, and the head's with little kept beside."""
+    yield from _gather(
+        comparison,
+        lambda row: row.is_ok and row.label != "none" and row.values["peak_phase"] == "loss" and _head_holds_most(row),
+        lambda rows: "the peak belongs to the head and loss, and most of it is theirs",
+        "activation strategies cannot lower that; use a smaller vocabulary tile or a chunked loss",
+    )
+    yield from _gather(
+        comparison,
+        lambda row: row.is_ok and row.label != "none" and row.values["peak_phase"] == "optimizer",
+        lambda rows: "the peak belongs to the optimizer",
+        "activation strategies cannot lower that; choose another optimizer or implementation",
+    )
+
+
+def _head_holds_most(row: Row) -> bool:
+    """Tell whether less than half of the activations at a peak in the loss phase is what blocks keep."""
+    saved, activations = row.values["saved_bytes"], row.values["activation_peak_bytes"]
+    return saved is None or activations is None or saved < activations / 2
 
 
 def _spread(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:

@@ -27,7 +27,7 @@ def kill_until(n_kills: int, folder: Path, *more: str, step_s: float) -> int:
     code, table, err = tool.finish(whole, *tool.SWEEP, *more)
     whole_s = time.monotonic() - begun
     assert code == 0, err
-    killed = n_done = 0
+    killed = n_done = n_cut = 0
     while killed < n_kills:
         n_done += 1
         broken = folder / f"broken{n_done}"
@@ -49,10 +49,12 @@ def kill_until(n_kills: int, folder: Path, *more: str, step_s: float) -> int:
         else:
             pytest.fail(f"not done after {MAX_ATTEMPTS} attempts")
         still_there(broken, seen)
+        n_cut += len(store.read(broken / "results")[1])
         assert tool.rows(broken) == tool.rows(whole)
         assert tool.lasting(out) == tool.lasting(table)
         shown = entry.call("report", str(broken / "results")).out
         assert tool.lasting(unused_left_out(shown)) == tool.lasting(table)
+    print(f"{killed} kills, {n_done} studies of {len(tool.rows(whole))} records finished, {n_cut} lines cut, 0 lost")
     return n_done
 
 

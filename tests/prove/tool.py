@@ -104,7 +104,7 @@ def complete_lines(folder: Path) -> dict[str, list[bytes]]:
     }
 
 
-def processes_marked(mark: str, wait_s: float = 15.0) -> list[str]:
+def processes_marked(mark: str, wait_s: float = 60.0) -> list[str]:
     """List living processes that have ``mark`` in their environment, after waiting for dying ones."""
     deadline = time.monotonic() + wait_s
     while True:

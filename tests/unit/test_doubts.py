@@ -31,7 +31,7 @@ def test_a_clean_table_has_no_doubts() -> None:
         ("per-block", {"block_calls_backward": 3}, "blocks ran 3 times in backward, the plan says 4"),
         ("per-block", {"region_calls_backward": 0, "n_regions": 4}, "the strategy had no effect"),
         ("per-block", {"saved_bytes": 2**30}, "keeps more than none (1.00 GiB)"),
-        ("per-block", {"peak_phase": "loss"}, "the peak belongs to the head and loss"),
+        ("per-block", {"peak_phase": "loss", "saved_bytes": 1}, "the peak belongs to the head and loss"),
         ("per-block", {"peak_phase": "optimizer"}, "the peak belongs to the optimizer"),
         ("per-block", {"outliers": 2}, "6 steps are outliers (kept in the figures)"),
         ("per-block", {"run": {"seed": 0, "warmup_steps": 0}}, "only 0 warm-up steps were asked for"),
@@ -96,3 +96,8 @@ def test_a_clock_below_its_highest_is_doubted() -> None:
         "max_clock_mhz": 1980,
     }
     assert any("throttled" in text for text in said([record("none", environment=facts)]))
+
+
+def test_a_peak_in_the_loss_phase_that_kept_bytes_make_is_not_blamed_on_the_head() -> None:
+    kept = {"peak_phase": "loss", "saved_bytes": 40, "activation_peak_bytes": 50}
+    assert not any("head and loss" in text for text in said(changed("per-block", **kept)))
