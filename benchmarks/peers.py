@@ -1,4 +1,4 @@
-"""Other people's harnesses beside ckbench on the same tiny GPT-2: what a step, a trial and a memory figure cost in each.
+"""Other people's harnesses beside ckbench on the same tiny GPT-2: step time, cost of a trial, figures of memory.
 
     python benchmarks/peers.py --venv optimum-benchmark=VENV --venv trainer=VENV [--repeats 3]
 
@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 MIB_BYTES, MB_BYTES = 2**20, 10**6
 LR, WEIGHT_DECAY = 1e-4, 0.01
+MODEL = {"n_layers": 2, "d_model": 64, "n_heads": 2, "vocab_size": 256}
+SIZES = {**MODEL, "batch": 2, "seq_len": 64, "warm_up": 10, "steps": 50}
 TIMER_S = 1.0
 PEERS = {
     "optimum-benchmark": (
@@ -64,23 +66,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", action="append", default=[], metavar="NAME=PATH", help=f"NAME: {', '.join(PEERS)}")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=50, help="timed steps per trial")
-    parser.add_argument("--warm-up", type=int, default=10)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seq-len", type=int, default=64)
+    for name, value in SIZES.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
         name, text = options.child
         print(json.dumps(CHILDREN[name](json.loads(text))))
         return
-    request = {
-        "n_layers": options.layers, "d_model": options.width, "n_heads": 2, "vocab_size": 256,
-        "batch": options.batch, "seq_len": options.seq_len, "warm_up": options.warm_up, "steps": options.steps,
-        "checkpointing": False, "memory": False,
-    }  # fmt: skip
+    request = {name: getattr(options, name) for name in SIZES} | {"checkpointing": False, "memory": False}
     with tempfile.TemporaryDirectory() as folder:
         compare(find(options.venv), request, options.repeats, Path(folder))
 
@@ -135,19 +129,13 @@ def compare(interpreters: dict[str, str], request: Request, repeats: int, folder
             said[name].append(trial)
             ratios[name].append(trial.step_s / loop["step_s"])
     print_times(said, ratios, parameters, request)
-    if "trainer" in interpreters:
-        said["Trainer"] = [trainer_memory(interpreters["trainer"], request)]
+    step_s = statistics.median(trial.step_s for trial in said["Trainer"]) if "Trainer" in said else 0.0
+    if "Trainer" in said:
+        said["Trainer"].append(trainer_memory(interpreters["trainer"], request))
     print_memory(said)
     if "Trainer" in said:
-        slower = said["Trainer"][0].step_s / statistics.median(ratios["Trainer"]) / loop_of(interpreters, request)
-        print(
-            f"    (Trainer's watches the size in a loop without a pause: with it a step takes {slower:.1f} x as long)"
-        )
-
-
-def loop_of(interpreters: dict[str, str], request: Request) -> float:
-    """Time the bare loop once more, in Trainer's interpreter."""
-    return float(child(interpreters["trainer"], "bare-gpt2", request)[0]["step_s"])
+        slower = said["Trainer"][-1].step_s / step_s
+        print(f"    (Trainer watches it in a loop without a pause; with that a step takes {slower:.1f} x as long)")
 
 
 def print_times(
@@ -155,10 +143,8 @@ def print_times(
 ) -> None:
     """Print step times over the bare loop and what a trial costs."""
     counts = ", ".join(f"{name.removeprefix('bare-')} {number}" for name, number in parameters.items())
-    print(
-        f"\n{request['n_layers']} layers of width {request['d_model']}, batch {request['batch']} x {request['seq_len']}, "
-        f"{request['warm_up']} + {request['steps']} steps, one thread of {os.cpu_count()} cores; parameters: {counts}"
-    )
+    shape = "{n_layers} layers of width {d_model}, batch {batch} x {seq_len}, {warm_up} + {steps} steps"
+    print(f"\n{shape.format(**request)}, one thread of {os.cpu_count()} cores; parameters: {counts}")
     print("step time as the harness gives it, over a bare loop; wall seconds of a trial, process start included")
     print(f"{'harness':>18}  {'step / bare':>11}  {'range':>13}  {'first':>6}  {'further':>7}  {'round':>6}")
     for name, trials in said.items():
@@ -174,7 +160,7 @@ def print_times(
         assert theirs and ours and again
         print(
             f"one more trial: optimum-benchmark {theirs:.2f} s, ckbench {ours:.2f} s with memory, counts and parity "
-            f"({theirs / ours:.1f} x less), {again:.2f} s for a further round ({theirs / again:.1f} x less)"
+            f"(1/{theirs / ours:.1f}), {again:.2f} s for a further round (1/{theirs / again:.1f})"
         )
 
 
@@ -261,45 +247,32 @@ def optimum_config(request: Request, folder: Path) -> dict[str, Any]:
         "name": "peers",
         "launcher": {"device_isolation": False},
         "backend": {
-            "device": "cpu",
-            "model": str(folder / "model"),
-            "task": "text-generation",
-            "library": "transformers",
+            "device": "cpu", "model": str(folder / "model"), "task": "text-generation", "library": "transformers",
             "model_type": "gpt2",
         },
         "scenario": {
-            "memory": True,
-            "max_steps": request["warm_up"] + request["steps"],
-            "warmup_steps": request["warm_up"],
+            "memory": True, "max_steps": request["warm_up"] + request["steps"], "warmup_steps": request["warm_up"],
             "dataset_shapes": {"dataset_size": 512, "sequence_length": request["seq_len"]},
-            "training_arguments": {k: v for k, v in arguments_of(request).items() if k != "gradient_checkpointing"}
-            | {"gradient_checkpointing": False},
+            "training_arguments": arguments_of(request),
         },
-    }
+    }  # fmt: skip
 
 
 def arguments_of(request: Request) -> dict[str, Any]:
     """Give the TrainingArguments that make Trainer's step that of the bare loop."""
     return {
-        "per_device_train_batch_size": request["batch"],
-        "learning_rate": LR,
-        "weight_decay": WEIGHT_DECAY,
-        "optim": "adamw_torch",
-        "max_grad_norm": 0.0,
-        "lr_scheduler_type": "constant",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": request["checkpointing"],
+        "per_device_train_batch_size": request["batch"], "learning_rate": LR, "weight_decay": WEIGHT_DECAY,
+        "optim": "adamw_torch", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "logging_strategy": "no",
+        "disable_tqdm": True, "gradient_checkpointing": request["checkpointing"],
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-    }
+    }  # fmt: skip
 
 
 def study_text(request: Request) -> str:
     """Write the same for ckbench: two strategies, two rounds."""
-    keys = ("n_layers", "d_model", "n_heads", "vocab_size")
     steps = request["steps"]
     study = {
-        "model": {"family": "gpt", "tie_embeddings": True, **{key: request[key] for key in keys}},
+        "model": {"family": "gpt", "tie_embeddings": True, **{key: request[key] for key in MODEL}},
         "train": {"batch_size": request["batch"], "seq_len": request["seq_len"], "optimizer": "adamw", "lr": LR},
         "strategies": ["none", "per-block"],
         "run": {
@@ -347,9 +320,9 @@ def make_gpt2(request: Request) -> Any:
 
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=request["n_layers"], n_embd=request["d_model"], n_head=request["n_heads"], n_positions=request["seq_len"],
-        vocab_size=request["vocab_size"], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        bos_token_id=0, eos_token_id=0,
+        n_layer=request["n_layers"], n_embd=request["d_model"], n_head=request["n_heads"], use_cache=False,
+        n_positions=request["seq_len"], vocab_size=request["vocab_size"], bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 
@@ -386,7 +359,8 @@ def bare_gpt2(request: Request) -> dict[str, Any]:
 
     model = make_gpt2(request).train()
     tokens = torch.randint(request["vocab_size"], (request["batch"], request["seq_len"]))
-    return time_loop(model, lambda: model(input_ids=tokens, labels=tokens).loss, request)
+    mask = torch.ones_like(tokens)  # optimum-benchmark's data have one
+    return time_loop(model, lambda: model(input_ids=tokens, attention_mask=mask, labels=tokens).loss, request)
 
 
 def save_gpt2(request: Request) -> dict[str, Any]:
@@ -404,7 +378,7 @@ def make_gpt(request: Request) -> tuple[Any, Callable[[], Any]]:
     from ckbench import registry
     from ckbench.config import ModelConfig
 
-    sizes = {key: request[key] for key in ("n_layers", "d_model", "n_heads", "vocab_size")}
+    sizes = {key: request[key] for key in MODEL}
     model = registry.load("models", "gpt")(ModelConfig(**sizes, tie_embeddings=True), request["seq_len"]).module.train()
     tokens = torch.randint(request["vocab_size"], (request["batch"], request["seq_len"]))
     return model, lambda: F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
@@ -435,7 +409,7 @@ def trainer(request: Request) -> dict[str, Any]:
             output_dir=folder, max_steps=n_steps, use_cpu=True, report_to="none", save_strategy="no",
             skip_memory_metrics=not request["memory"], **arguments_of(request),
         )  # fmt: skip
-        data = [{"input_ids": row, "labels": row} for row in rows]
+        data = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in rows]
         metrics = Trainer(model=make_gpt2(request), args=arguments, train_dataset=data).train().metrics  # type: ignore[arg-type]
     memory = [metrics.get(f"train_mem_cpu_{part}_delta", 0) for part in ("alloc", "peaked")]
     return {"step_s": 1 / metrics["train_steps_per_second"], "memory": sum(memory)}

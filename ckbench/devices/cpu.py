@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -103,8 +104,11 @@ class Cpu:
         """
         before = subject.holdings()
         recorder = _Recorder(subject)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            subject.observed_step(recorder)
+        with warnings.catch_warnings():
+            # before 2.13 torch warns that only one cycle is kept, and one is all there is
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                subject.observed_step(recorder)
         events, marks = _read(profiler)
         return figures(
             events,

@@ -13,7 +13,7 @@ import pytest
 from ckbench import store
 from tests.prove import entry, tool
 
-N_FAST, N_PROVE = 9, 150
+N_FAST, N_PROVE = 9, 100
 SWEEP = (*tool.SWEEP, "--device", "replay:script.json", "--rounds", "2")
 
 

@@ -17,6 +17,7 @@ from ckbench.launch import Launcher
 from tests.prove import tool
 
 N_PROVE = 6
+N_SERVERS = 3
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -69,13 +70,16 @@ def servers(process: "subprocess.Popen[str]", mark: str) -> list[int]:
 @pytest.mark.prove
 def test_a_study_goes_on_when_its_fork_server_is_killed(tmp_path: Path) -> None:
     """As the kernel does where memory is short: a trial may be lost, the rest is measured, and --resume fills the gap."""
-    draw = random.Random(3)
     tool.write_study(tmp_path, step_s=0.02, isolated=True)
     mark = f"CKBENCH_MARK_{uuid.uuid4().hex}"
     process = tool.start(tmp_path, *tool.SWEEP, "--rounds", "1", env=tool.environment(CKBENCH_TEST=mark))
-    n_killed = 0
+    n_killed = n_lines = 0
     while process.poll() is None:
-        time.sleep(4 * draw.random())
+        time.sleep(0.05)
+        there = sum(map(len, tool.complete_lines(tmp_path).values()))
+        if there == n_lines or n_killed == N_SERVERS:
+            continue
+        n_lines = there  # each server is left the time to load torch and finish a trial
         for server in servers(process, mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server, signal.SIGKILL)
