@@ -142,6 +142,7 @@ def _row(group: str, members: list[dict[str, Any]]) -> Row:
         values[key] = worst[key]
     for key in (*MEMORY_FIELDS, *COUNT_FIELDS):
         values[key] = next((r[key] for r in ordered if r[key] is not None), None)
+    values["parity"] = values["parity"] or "none"  # a trial that ended early was not checked
     rounds = {r["round"]: r["step_s_median"] for r in ordered if r["status"] == "ok" and _is_time(r["step_s_median"])}
     values.update(_times(ordered, rounds))
     values["rounds"] = len(rounds)

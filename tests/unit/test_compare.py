@@ -129,3 +129,8 @@ def test_row_json_promises_every_record_field() -> None:
     assert promised <= set(FIELDS)
     assert set(FIELDS) <= set(row)
     assert row["peak_allocated_bytes"] == 80 * MIB
+
+
+def test_parity_of_a_row_is_always_one_of_the_promised_words() -> None:
+    rows = compare([record("none"), record("full", status="oom", parity=None)]).rows
+    assert [row.values["parity"] for row in rows] == ["exact", "none"]
