@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from functools import cache
 
+from ckbench.host import interrupts_deferred
+
 CONFIDENCE = 0.95
 MIN_DRIFT_SAMPLES = 8
 WARM_WINDOW = 3
@@ -99,7 +101,8 @@ def drift(samples: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(samples) < MIN_DRIFT_SAMPLES:
         return None
-    from scipy import stats
+    with interrupts_deferred():
+        from scipy import stats
 
     order = range(len(samples))
     if max(samples) == min(samples):
@@ -123,6 +126,7 @@ def still_warming_up(samples: Sequence[float]) -> bool:
 @cache
 def t_quantile(degrees: int) -> float:
     """Give the 97.5 % point of Student's t, from scipy."""
-    from scipy.special import stdtrit  # scipy.special alone loads in a tenth of scipy.stats' second
+    with interrupts_deferred():
+        from scipy.special import stdtrit  # scipy.special alone loads in a tenth of scipy.stats' second
 
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
