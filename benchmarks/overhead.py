@@ -1,12 +1,12 @@
 """What a strategy costs beyond its FLOPs, and who takes it: the arithmetic, torch's checkpoint, or ckbench.
 
-    python benchmarks/overhead.py [--rounds 5] [--processes 7] [--plot FILE.svg]
+    python benchmarks/overhead.py [--rounds 5] [--processes 5] [--plot FILE.svg]
 
 Printed first, per strategy and model: measured slowdown (fresh processes, rounds alternating, 95 % interval) beside the
 counted ratio of FLOPs. Then the excess of per-block taken apart, with variants that alternate step by step within each
-of several fresh processes, among them a loop that has no code of ckbench's but the model. Last, regions of next to
-nothing: what one region costs whatever it computes, and where the interpreter spends it. The taking apart is in
-processor time of the one thread that works, so that other programs on the machine disturb it less.
+of several fresh processes, among them a loop that has no code of ckbench's but the model, and a profile. Last, regions
+of next to nothing: what one region costs whatever it computes. The taking apart is in processor time of the one thread
+that works, so that other programs on the machine disturb it less.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIZES = {
     "larger": (dict(n_layers=4, d_model=128, n_heads=4, vocab_size=512), dict(batch_size=4, seq_len=64)),
 }
 STRATEGIES = (
-    "none", "per-block", "per-block,skip_last", "every-k:2", "sqrt", "full", "one-in-k:2", "first-n:1", "ffn-only",
+    "none", "per-block", "every-k:2", "segments:3", "sqrt", "full", "one-in-k:2", "first-n:1", "ffn-only",
     "attn-only", "nested:2", "recursive",
 )  # fmt: skip
 WARM_UP = 5
@@ -73,9 +73,11 @@ def main() -> None:
     """Print the three parts, and draw the first where a file for it is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="fresh processes per strategy and model")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps in each")
-    parser.add_argument("--processes", type=int, default=7, help="fresh processes for the taking apart")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the first part (needs matplotlib)")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps in each")
+    parser.add_argument("--processes", type=int, default=5, help="fresh processes for the taking apart")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="draw the first part (matplotlib comes with the extra bench)"
+    )
     options = parser.parse_args()
     launcher = Launcher()
     measured = {name: slowdowns(name, launcher, options.rounds, options.steps) for name in SIZES}
@@ -140,10 +142,9 @@ def take_apart(size: str, rows: list[Row], launcher: Launcher, processes: int, s
     n_regions = SIZES[size][0]["n_layers"]
 
     def between(variant: str, other: str) -> Difference:
-        medians = [statistics.median(x - y for x, y in zip(a[variant], a[other], strict=True)) for a in answers]
-        return spread([median / n_regions * 1e6 for median in medians])
+        return spread([(a[variant] - a[other]) / n_regions * 1e6 for a in answers])
 
-    none_us = statistics.fmean(statistics.median(a["none, by hand"]) for a in answers) / n_regions * 1e6
+    none_us = statistics.fmean(a["none, by hand"] for a in answers) / n_regions * 1e6
     flops = next(row.values["flops_ratio"] for row in rows if row.label == "per-block")
     owed = (flops - 1) * none_us
     total = between("per-block, ckbench", "none, by hand")
@@ -190,7 +191,7 @@ def spread(values: list[float]) -> Difference:
 
 
 def alternate(connection: Connection, text: str, log: str) -> None:
-    """Run one step of each variant in turn, over and over, on one model; send the seconds of each."""
+    """Run one step of each variant in turn, over and over, on one model; send the median seconds of each."""
     enter_child(connection, log)
     import torch
     from torch.nn import functional as F
@@ -263,7 +264,7 @@ def alternate(connection: Connection, text: str, log: str) -> None:
             seconds[name].append(time.thread_time() - begun)
             if applied is not None:
                 applied.remove()
-    answer: dict[str, Any] = {name: samples[WARM_UP:] for name, samples in seconds.items()}
+    answer: dict[str, Any] = {name: statistics.median(samples[WARM_UP:]) for name, samples in seconds.items()}
     AppliedPlan(built, specs.resolve(specs.parse("per-block"), StackShape(n_layers=len(built.blocks))))
     profiler = cProfile.Profile()
     for _ in range(PROFILED_STEPS):
@@ -274,13 +275,13 @@ def alternate(connection: Connection, text: str, log: str) -> None:
 
 
 def regions_of_nothing(launcher: Launcher, processes: int) -> None:
-    """Print what a region costs whose blocks multiply eight numbers, and where the interpreter spends it."""
+    """Print what a region costs whose block multiplies eight numbers."""
     answers = [ask(launcher, next_to_nothing, "") for _ in range(processes)]
     print(f"regions of next to nothing: microseconds per block and step, {processes} processes")
     for name in answers[0]:
-        over = "none, by hand" if name.startswith("none") else "per-block, by hand"
+        over = name.replace("ckbench", "by hand")
         value, difference = spread([a[name] for a in answers]), spread([a[name] - a[over] for a in answers])
-        print(f"{value}  {name:44}" + (f"  over {over}: {difference}" if name != over else ""))
+        print(f"{value}  {name:44}" + (f"{difference} over by hand" if "ckbench" in name else ""))
 
 
 def next_to_nothing(connection: Connection, text: str, log: str) -> None:
@@ -329,6 +330,10 @@ def next_to_nothing(connection: Connection, text: str, log: str) -> None:
         "per-block, by hand, preserve_rng off": (by_hand(preserve_rng_state=False), None),
         "per-block, ckbench": (plain, "per-block"),
         "per-block, ckbench, preserve_rng off": (plain, "per-block,preserve_rng=false"),
+        "per-block, by hand, blocks take a tuple too": (
+            stack(lambda block, hidden: checkpoint(block, hidden, scale, use_reentrant=False)),
+            None,
+        ),
         "per-block, ckbench, blocks take a tuple too": (stack(lambda block, hidden: block(hidden, scale)), "per-block"),
     }
 
@@ -372,9 +377,11 @@ def shares(stats: pstats.Stats) -> dict[str, float]:
 def draw(measured: dict[str, list[Row]], path: Path) -> str:
     """Draw, per model and strategy, the counted ratio and the measured one with its interval."""
     try:
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
     except ImportError:
-        return "no plot: matplotlib is not installed (pip install matplotlib)\n"
+        return "no plot: matplotlib is not installed (it comes with the extra bench)\n"
+    rcParams.update({"svg.hashsalt": "ckbench", "svg.fonttype": "none"})
     figure = Figure(figsize=(5.2 * len(measured), 4.6), layout="constrained")
     for axes, (size, rows) in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True):
         rows = sorted(rows[1:], key=lambda row: (row.values["flops_ratio"], row.label))
@@ -386,17 +393,17 @@ def draw(measured: dict[str, list[Row]], path: Path) -> str:
         places = range(len(rows))
         axes.hlines(places, flops, ratio, color="0.8", linewidth=3, zorder=1)
         axes.errorbar(
-            ratio, places, xerr=[below, above], fmt="o", color="#0b5394", capsize=3, label="step time, measured (95 %)"
+            ratio, places, xerr=[below, above], fmt="o", color="#0072b2", capsize=3, label="step time, measured (95 %)"
         )
-        axes.plot(flops, places, "D", color="#cc4125", markersize=5, label="FLOPs, counted")
+        axes.plot(flops, places, "D", color="#d55e00", markersize=5, label="FLOPs, counted")
         axes.axvline(1.0, color="0.6", linewidth=1, linestyle=":")
         axes.set_yticks(places, [row.label for row in rows])
         axes.set_xlabel("ratio to none")
         axes.set_title(f"{size}: {describe(size)}", fontsize=9)
         axes.grid(axis="x", color="0.92")
         axes.set_axisbelow(True)
-        axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return f"plot: {path}\n"
 
 

@@ -81,10 +81,12 @@ def main() -> None:
 
 def find(given: list[str]) -> dict[str, str]:
     """Give the interpreter of each peer that is installed; say of the rest how to install them."""
-    places = dict(item.split("=", 1) for item in given)
-    unknown = set(places) - set(PEERS)
-    if unknown:
-        sys.exit(f"--venv knows {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
+    places = {name: path for name, _, path in (item.partition("=") for item in given)}
+    for name, path in places.items():
+        if name not in PEERS or not Path(path).exists() or not path:
+            sys.exit(
+                f"--venv takes NAME=PATH: NAME is {' or '.join(PEERS)}, PATH a virtual environment, not {name}={path}"
+            )
     interpreters = {}
     for name, (module, packages) in PEERS.items():
         place = Path(places.get(name, sys.executable)).absolute()

@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. Torch and pydantic come in only with the commands."""
 
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -218,7 +219,6 @@ def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, retry_oom: b
     registry.load("reports", format_)
     if retry_oom and not resume:
         raise CkbenchError("--retry-oom needs --resume")
-    _end_cleanly_on_signals()
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
         result = session.run_session(
@@ -234,21 +234,28 @@ def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, retry_oom: b
         raise typer.Exit(code)
 
 
-def _end_cleanly_on_signals() -> None:
-    """Treat a request to end, or a closed terminal, like Ctrl-C: finished rows and no process left behind."""
-    import signal
+def _end_cleanly_on_signals() -> list[int]:
+    """Treat a request to end, or a closed terminal, like Ctrl-C: finished rows and no process left behind.
+
+    Gives a list that holds what came. What is ignored stays so: under nohup a closed terminal ends nothing.
+    """
+    came: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
+        came.append(number)
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), interrupt)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    return came
 
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line each and an exit code."""
     output.open_closed_streams()
+    interrupts = _end_cleanly_on_signals()
     try:
         code = app(standalone_mode=False)
     except CkbenchError as error:
@@ -263,10 +270,14 @@ def main() -> NoReturn:
         code = EXIT_INTERRUPTED
     except Exception as error:
         # Typer's usage errors: it ships its own click, so they are known by what they can do
-        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            told = io.StringIO()
+            error.show(file=told)
+            output.tell("\n".join(map(clean, told.getvalue().splitlines())))
+            code = error.exit_code
+        elif interrupts:  # in the middle of an import, where numpy makes an ImportError of Ctrl-C
+            output.tell("interrupted")
+            code = EXIT_INTERRUPTED
+        else:
             raise
-        told = io.StringIO()
-        error.show(file=told)
-        output.tell("\n".join(map(clean, told.getvalue().splitlines())))
-        code = error.exit_code
     sys.exit(code if isinstance(code, int) else 0)

@@ -105,8 +105,8 @@ def patched_environment(**values: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_signals() -> Iterator[None]:
-    """Put back the handlers that a measuring command installs."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Put back the handlers that the command line installs."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -23,6 +23,9 @@ GOOD = {
 }
 DOTTED = tuple(f"{section}.{name}" for section, names in KEYS.items() for name in names)
 
+FEW = st.sampled_from((0, 0, 0, 1, 1, 2))
+"""How many hostile things a part of a study gets; mostly none, so that others are reached behind them."""
+
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 any_text = st.text(st.characters(), max_size=12)  # lone surrogates among them, as undecodable bytes become in argv
 numbers = st.one_of(
@@ -70,15 +73,17 @@ def studies(draw: st.DrawFn) -> bytes:
     lines: list[str] = []
     for key in draw(st.permutations(("model", "train", "run"))):
         lines += _section(draw, key, dict(GOOD[key]), "")
-    for key in draw(st.lists(st.sampled_from((*TOP_KEYS, "vary", "on_cpu", "strategies", "nonsense")), max_size=2)):
+    for key in draw(
+        st.lists(st.sampled_from((*TOP_KEYS, "vary", "on_cpu", "strategies", "nonsense")), max_size=draw(FEW))
+    ):
         lines += _top(draw, key)
-    for _ in range(draw(st.integers(0, 1))):
+    for _ in range(draw(FEW) // 2):
         lines.insert(draw(st.integers(0, len(lines))), draw(st.one_of(scalars, text)))
     return _dressed(draw, lines)
 
 
 def _section(draw: st.DrawFn, key: str, values: dict[str, str], indent: str) -> list[str]:
-    for name in draw(st.lists(st.sampled_from((*KEYS[key], "nonsense", "<<", "? x", "1", "~")), max_size=2)):
+    for name in draw(st.lists(st.sampled_from((*KEYS[key], "nonsense", "<<", "? x", "1", "~")), max_size=draw(FEW))):
         values[name] = draw(scalars)
     lines = [f"{indent}  {name}: {value}" for name, value in values.items()]
     if lines and draw(st.integers(0, 9)) == 0:

@@ -33,6 +33,17 @@ if __name__ == "__main__":
 """
 
 
+SWAP = """
+    def swap(self):
+        import os, signal, time
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            raise ImportError("failed to import") from None
+
+"""
+
 MODULES = (
     "typer.core", "pydantic", "ckbench.reports.console", "typer", "ckbench.errors", "ckbench.study", "yaml",
     "ckbench.session", "scipy.special",
@@ -46,6 +57,35 @@ def test_while_python_loads(study: Path, module: str) -> None:
     done = subprocess.run(command, cwd=study, env=tool.environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 25
+
+
+def test_where_an_import_makes_another_error_of_it(study: Path) -> None:
+    """As compiled packages do, numpy for one: Ctrl-C comes out of them as an ImportError."""
+    raising = WHEN_IMPORTED.replace("raise KeyboardInterrupt", "self.swap()").replace(
+        "    def find_spec", SWAP + "    def find_spec"
+    )
+    command = [sys.executable, "-c", raising, "ckbench.reports.console", *RUN]
+    done = subprocess.run(command, cwd=study, env=tool.environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and done.stderr.endswith("interrupted\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("ignored", "code"), [("HUP", 0), ("INT", 0), ("", 130)])
+def test_what_is_ignored_stays_ignored(tmp_path: Path, ignored: str, code: int) -> None:
+    """As nohup does for a closed terminal, and shells do with Ctrl-C for what runs in the background."""
+    tool.write_study(tmp_path, step_s=0.01)
+    script = f"trap '' {ignored or 'USR1'}; exec {sys.executable} -m ckbench {' '.join(RUN)} --rounds 1"
+    process = subprocess.Popen(
+        ["bash", "-c", script], cwd=tmp_path, env=tool.environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not any(tool.complete_lines(tmp_path).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT if ignored == "INT" else signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert ("interrupted: the table is incomplete" in err) == (code == 130)
 
 
 @pytest.mark.prove
