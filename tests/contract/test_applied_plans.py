@@ -1,5 +1,7 @@
 """Plans in force on any module: hand-made trees, foreign blocks, shared layers, evaluation, and removal."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +215,34 @@ def test_an_evaluation_pass_runs_plainly(tiny_run: MakeRun, spec: str) -> None:
     trial.applied.counts.clear()
     trial.step(NoObserver())
     assert tuple(trial.applied.counts.block_calls_backward) == trial.applied.plan.block_calls_backward()
+
+
+class Masked(nn.Module):
+    """A block that takes one more tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden + torch.tanh(self.linear(hidden) * mask)
+
+
+@pytest.mark.parametrize("spec", ["per-block", "every-k:2", "full"])
+def test_extra_arguments_are_let_go_without_the_collector(spec: str) -> None:
+    blocks = tuple(Masked() for _ in range(4))
+    model = BuiltModel(module=nn.ModuleList(blocks), blocks=blocks, parts=({},) * 4)
+    AppliedPlan(model, specs.resolve(specs.parse(spec), StackShape(n_layers=4)))
+    gc.collect()
+    gc.disable()
+    try:
+        mask = torch.ones(2, 8)
+        alive = weakref.ref(mask)
+        hidden = torch.randn(2, 8)
+        for block in blocks:
+            hidden = block(hidden, mask)
+        hidden.sum().backward()
+        del mask, hidden
+        assert alive() is None
+    finally:
+        gc.enable()
