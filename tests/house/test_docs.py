@@ -83,3 +83,11 @@ def test_readme_explains_every_strategy_and_option() -> None:
 
 def test_readme_says_whether_the_cuda_path_was_verified() -> None:
     assert verified() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_shipped_schema_is_the_one_the_config_makes() -> None:
+    """Editors read the file: a stale one marks keys wrong that ckbench takes."""
+    from ckbench import study_schema
+
+    shipped = (ROOT / "configs" / "ckbench.schema.json").read_text(encoding="utf-8")
+    assert shipped == study_schema.text(), "run `ckbench schema > configs/ckbench.schema.json`"

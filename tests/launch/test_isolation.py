@@ -7,7 +7,7 @@ from ckbench.launch import Launcher
 from tests.launch.test_faults import config, run
 
 CHEAPER = 3.0
-"""A fork of the warm server against a cold interpreter; measured about 30 on a quiet machine."""
+"""Least gain of a fork of the warm server over a cold interpreter; docs/reliability.md has what was measured."""
 
 
 def test_a_warm_fork_is_far_cheaper_than_a_cold_interpreter() -> None:

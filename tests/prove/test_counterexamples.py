@@ -39,7 +39,7 @@ def refusal(content: bytes | str, *more: str, name: str = "study.yaml") -> str:
         (GOOD + 'name: "a\\u2028b"', "study.yaml:3: name must be one line of 1 to 200 characters"),
         (GOOD + 'strategies: ["\\u202e"]', "study.yaml:3: unknown strategy '\\u202e'"),
         (GOOD.replace("16}", '16, loss: "\\x85\\xa0"}'), "study.yaml:2: train.loss must be 'cross_entropy' or 'mse', got \" ?\""),
-        ("a: [" + "[" * 50_000, "study.yaml: not readable as YAML (RecursionError)"),
+        ("a: [" + "[" * 5_000, "study.yaml: not readable as YAML (RecursionError)"),
         ("x" * 200_000, "study.yaml: larger than 100000 bytes, not a study file"),
         (GOOD.replace("4", "1000000000000", 1), "study.yaml:1: model.n_layers must be at most 10000, got 1000000000000"),
     ],
@@ -180,7 +180,7 @@ def test_a_spreadsheet_runs_nothing(folder: Path) -> None:
 
 def test_a_session_name_from_a_file_is_no_path(folder: Path) -> None:
     Path("study.yaml").write_text(GOOD)
-    measure = ("run", "study.yaml", "--device", "replay:script.json", "--rounds", "1")
+    measure = ("run", "study.yaml", "--device", "replay:script.json", *entry.CAPS)
     entry.call(*measure)
     (file,) = entry.records_below(Path("results"))
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -73,9 +73,10 @@ def test_a_read_only_disk_is_found_before_the_first_trial(tmp_path: Path) -> Non
     assert (code, out, err) == (2, "", "results: cannot be written (Read-only file system)\n")
 
 
-@pytest.mark.parametrize(("limit_kib", "n_least"), [(20, 0), (90, 10)])
-def test_a_limit_on_file_sizes(tmp_path: Path, limit_kib: int, n_least: int) -> None:
+@pytest.mark.parametrize("limit", tool.some(1, (20, 0), (90, 10)), ids=str)
+def test_a_limit_on_file_sizes(tmp_path: Path, limit: tuple[int, int]) -> None:
     """Like a full disk, where nothing may be mounted; a write may go through in part."""
+    limit_kib, n_least = limit
     tool.write_study(tmp_path)
     script = f"ulimit -f {limit_kib}; exec {' '.join([sys.executable, '-m', 'ckbench', *RUN])}"
     done = subprocess.run(

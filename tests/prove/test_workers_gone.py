@@ -46,10 +46,6 @@ def wait_for_a_grandchild(mark: str) -> None:
         time.sleep(0.05)
 
 
-def test_no_worker_survives(tmp_path: Path) -> None:
-    kill_among_workers(tmp_path, 1, 0)
-
-
 @pytest.mark.prove
 def test_no_worker_survives_at_any_moment(tmp_path: Path) -> None:
     kill_among_workers(tmp_path, N_PROVE, 12.0)
