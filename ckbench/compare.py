@@ -172,13 +172,21 @@ def _times(ordered: Sequence[dict[str, Any]], rounds: dict[int, float]) -> dict[
     for key in ("forward_s", "backward_s", "optimizer_s"):
         known = [r[key] for r in timed if r[key] is not None]
         pooled[key] = statistics.median(known) if known else None
-    centre, low, high = geometric_interval(list(rounds.values()))
+    centre, low, high = geometric_interval(list(rounds.values()), first_stage(timed[0]["run"], list(rounds)))
     if low is None or high is None:
         low, high = timed[0]["step_s_low"], timed[0]["step_s_high"]
     pooled["step_s_median"], pooled["step_s_low"], pooled["step_s_high"] = centre, low, high
     tokens = tokens_per_step(timed[0]["train"])
     pooled["tokens_per_s"] = tokens / centre if tokens else None
     return pooled
+
+
+def first_stage(run: dict[str, Any], rounds: Sequence[int]) -> int | None:
+    """Count the rounds after which it was decided whether to add more; None where none could be added."""
+    asked, most = run.get("rounds"), run.get("max_rounds")
+    if type(asked) is not int or type(most) is not int or most <= asked:
+        return None
+    return sum(1 for number in rounds if number < asked)
 
 
 def tokens_per_step(train: dict[str, Any]) -> int | None:
@@ -219,7 +227,8 @@ def _relate(row: Row, base: Row) -> None:
     paired = sorted(set(row.rounds) & set(base.rounds))
     if not paired:
         return
-    ratio = paired_ratio([row.rounds[i] for i in paired], [base.rounds[i] for i in paired])
+    n_first = first_stage(row.values["run"], paired)
+    ratio = paired_ratio([row.rounds[i] for i in paired], [base.rounds[i] for i in paired], n_first)
     if row.values["session_id"] != base.values["session_id"]:
         ratio = (ratio[0], None, None)  # rounds of different sessions did not alternate
     values["slowdown_ratio"], values["slowdown_low"], values["slowdown_high"] = ratio

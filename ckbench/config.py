@@ -9,16 +9,27 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from ckbench.units import parse_size_bytes
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 MAX_LAYERS = 10_000
 """Ten times the deepest transformer we know of; a plan may hold a region per block."""
 
 Attention = Literal["auto", "flash", "efficient", "math", "eager"]
-Precision = Literal["fp32", "bf16", "fp16", "bf16-pure", "fp16-pure"]
-Optimizer = Literal["sgd", "adam", "adamw"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp16-pure"]
+Optimizer = Literal["sgd", "adam", "adamw", "adafactor", "adamw-8bit"]
 OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
+Loss = Literal["cross_entropy", "chunked_cross_entropy", "mse"]
+
+
+def _read_size(value: Any) -> Any:
+    """Take a size as text with its unit, as people write it; numbers are bytes."""
+    return parse_size_bytes(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_read_size, json_schema_input_type=int | str), Field(ge=1, le=10**18)]
 
 SECTIONS = ("model", "train", "run")
 
@@ -32,10 +43,10 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The transformer: its family, its size and what its blocks are made of."""
+    """A transformer of ours: its family, its size and what its blocks are made of."""
 
     family: str = "gpt"
-    """Plug-in of ckbench/models: gpt or llama."""
+    """Plug-in of ckbench/models: gpt, llama, bert, vit, or hf and custom with keys of their own."""
     n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     """Blocks in the stack (L)."""
     d_model: Count
@@ -62,6 +73,12 @@ class ModelConfig(Section):
     """FFN activation; swiglu has a third, gating matrix. Left out: gelu for gpt, swiglu for llama."""
     freeze_embedding: bool = False
     """Whether embeddings get no gradient, as in fine-tuning; then the first block's input needs none."""
+    residual: Literal["standard", "reversible"] = "standard"
+    """reversible: two coupled streams, so that inputs can be rebuilt from outputs (RevNet, Reformer)."""
+
+    def own_seq_len(self) -> int | None:
+        """Give the sequence length that the model itself decides, None where it takes any."""
+        return None
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -73,7 +90,7 @@ class ModelConfig(Section):
             raise ValueError(f"rotary positions need an even d_model / n_heads, got {self.d_model // self.n_heads}")
         if isinstance(self.d_ff, tuple) and len(self.d_ff) != self.n_layers:
             raise ValueError(f"d_ff lists {len(self.d_ff)} widths for n_layers {self.n_layers}")
-        if self.head == "lm" and self.vocab_size is None:
+        if self.head == "lm" and self.vocab_size is None and self.family != "vit":
             raise ValueError("head lm needs vocab_size (or write head: none)")
         if self.tie_embeddings and (self.head != "lm" or self.vocab_size is None):
             raise ValueError("tie_embeddings needs head lm")
@@ -102,6 +119,112 @@ class ModelConfig(Section):
         return self.activation or ("swiglu" if self.family == "llama" else "gelu")
 
 
+class VitConfig(ModelConfig):
+    """A vision transformer: images instead of tokens."""
+
+    family: str = "vit"
+    """vit."""
+    vocab_size: None = None
+    """Images have no token ids; leave it out."""
+    image_size: Count = 224
+    """Pixels per side; a multiple of patch_size."""
+    patch_size: Count = 16
+    """Pixels per side of a patch."""
+    n_channels: Count = 3
+    """Colours of a pixel."""
+    n_classes: Count = 1000
+    """Classes that the head tells apart."""
+
+    def own_seq_len(self) -> int:
+        """Count patches and the class token."""
+        return (self.image_size // self.patch_size) ** 2 + 1
+
+    @model_validator(mode="after")
+    def _check_image(self) -> "VitConfig":
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        if self.tie_embeddings or self.freeze_embedding:
+            raise ValueError("tie_embeddings and freeze_embedding are about tokens; a vit has none")
+        return self
+
+
+class HfConfig(Section):
+    """A model of the transformers library, made from its config with random weights, or loaded from a folder."""
+
+    family: Literal["hf"] = "hf"
+    """hf."""
+    arch: str | None = None
+    """Model type as the library calls it: gpt2, llama, bert, vit, qwen3, ..."""
+    path: str | None = None
+    """Folder of a saved model, instead of arch; nothing is downloaded."""
+    config: dict[str, Any] = {}
+    """Keys of the library's own config, under its own names."""
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = None
+    """Blocks, whatever the library calls them. Left out: what config or the library's default says."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """The library's attn_implementation; auto leaves the choice to it."""
+
+    def own_seq_len(self) -> int | None:
+        """Take any sequence length; image models are checked where they are built."""
+        return None
+
+    @model_validator(mode="after")
+    def _check(self) -> "HfConfig":
+        if (self.arch is None) == (self.path is None):
+            raise ValueError("family hf needs arch (a model type) or path (a folder), one of them")
+        return self
+
+
+class CustomConfig(Section):
+    """A user's own model, built by a function of theirs."""
+
+    family: Literal["custom"] = "custom"
+    """custom."""
+    build: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+    """package.module:function that gives the module; the working directory can be imported from."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = None
+    """Blocks the model must turn out to have. Left out: as many as are found."""
+    blocks: str | None = None
+    """Dotted path of the ModuleList of blocks. Left out: the longest ModuleList."""
+    attention_part: str | None = None
+    """Path inside a block of its attention. Left out: found by name."""
+    ffn_part: str | None = None
+    """Path inside a block of its FFN. Left out: found by name."""
+    batch: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
+    """package.module:function (batch_size, seq_len, generator) that gives inputs and targets. Left out: token ids
+    below vocab_size."""
+    loss: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
+    """package.module:function (output, targets) that gives the loss. Left out: mean cross entropy."""
+    vocab_size: Count | None = None
+    """Token ids, where batch is left out."""
+
+    def own_seq_len(self) -> int | None:
+        """Take any sequence length."""
+        return None
+
+    @model_validator(mode="after")
+    def _check(self) -> "CustomConfig":
+        if self.batch is None and self.vocab_size is None:
+            raise ValueError("family custom needs vocab_size, or batch to make inputs and targets")
+        return self
+
+
+AnyModel = ModelConfig | HfConfig | CustomConfig
+MODEL_CLASSES: dict[str, type[AnyModel]] = {"vit": VitConfig, "hf": HfConfig, "custom": CustomConfig}
+
+
+def model_class(family: Any) -> type[AnyModel]:
+    """Give the class that reads a family's model section; families of ours share one."""
+    return MODEL_CLASSES.get(family, ModelConfig) if isinstance(family, str) else ModelConfig
+
+
+def _family_tag(value: Any) -> str:
+    family = value.get("family") if isinstance(value, dict) else value.family
+    return family if family in MODEL_CLASSES else "ours"
+
+
 class TrainConfig(Section):
     """One training step: the batch, the arithmetic, the optimizer and the loss."""
 
@@ -110,23 +233,51 @@ class TrainConfig(Section):
     seq_len: Count
     """Tokens per sequence."""
     precision: Precision = "fp32"
-    """bf16 and fp16 are autocast over fp32 weights; -pure keeps weights in the short type too."""
+    """bf16 and fp16 are autocast over fp32 weights; -pure keeps weights in the short type too. tf32 lets CUDA round the
+    factors of fp32 products."""
     optimizer: Optimizer = "adamw"
-    """sgd has no momentum and so no state; adam and adamw keep two numbers per parameter."""
+    """sgd has no momentum and so no state; adam and adamw keep two numbers per parameter; adafactor keeps row and
+    column sums; adamw-8bit keeps two bytes (torchao)."""
     optimizer_implementation: OptimizerImplementation = "default"
     """PyTorch's variants; default lets PyTorch choose, and the record says what it chose."""
+    optimizer_in_backward: bool = False
+    """Whether each parameter is updated as soon as its gradient is there, and the gradient freed."""
+    optimizer_on_host: bool = False
+    """Whether optimizer state and master weights stay in host memory and are updated there (ZeRO-Offload)."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-4
     """Learning rate, constant."""
     grad_accumulation: Count = 1
     """Forward and backward passes per optimizer step."""
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
-    """mse compares the last hidden state with random targets and needs head none."""
+    loss: Loss = "cross_entropy"
+    """mse compares the last hidden state with random targets and needs head none. chunked_cross_entropy makes logits
+    and loss piece by piece over the tokens, and the logits of a piece again in backward."""
+    loss_chunks: Count = 8
+    """Pieces of the chunked loss."""
+    compile: bool = False
+    """Whether every block is compiled by torch.compile, whatever the strategy."""
+    offload_cap_bytes: Size | None = None
+    """Most that strategies may move to the host, as 8GiB; what is over it stays on the device. Left out: no cap."""
     set_to_none: bool = True
     """Whether gradients are freed after the step; false keeps them allocated and zeroes them."""
 
     def tokens_per_step(self) -> int:
         """Count the tokens behind one optimizer step."""
         return self.batch_size * self.seq_len * self.grad_accumulation
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.optimizer_in_backward and self.grad_accumulation > 1:
+            raise ValueError("optimizer_in_backward frees each gradient at once, so grad_accumulation must be 1")
+        if self.optimizer_in_backward and self.precision == "fp16":
+            raise ValueError("optimizer_in_backward updates before fp16's gradient scaling can look; use bf16")
+        if self.optimizer_in_backward and self.optimizer_on_host:
+            raise ValueError("optimizer_in_backward and optimizer_on_host exclude each other")
+        if self.optimizer_in_backward and not self.set_to_none:
+            raise ValueError("optimizer_in_backward frees gradients, so set_to_none cannot be false")
+        if self.optimizer in ("adafactor", "adamw-8bit") and self.optimizer_implementation in ("fused", "foreach"):
+            if not (self.optimizer == "adafactor" and self.optimizer_implementation == "foreach"):
+                raise ValueError(f"{self.optimizer} has no {self.optimizer_implementation} implementation")
+        return self
 
 
 class RunSettings(Section):
@@ -149,7 +300,8 @@ class RunSettings(Section):
     rounds: Annotated[int, Field(ge=1, le=1000)] = 5
     """Fresh processes per strategy; rounds alternate the order and are paired in ratios."""
     max_rounds: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Rounds to go up to while a slowdown is not yet known to precision_target. Left out: no more than rounds."""
+    """Rounds to go up to while a slowdown is not yet known to precision_target. Left out: no more than rounds.
+    The scatter of the first rounds decides (Stein's two stages), so that stopping does not narrow the interval."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of weights, tokens and dropout, the same for every strategy."""
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -165,6 +317,8 @@ class RunSettings(Section):
     def _check(self) -> "RunSettings":
         if self.max_rounds is not None and self.max_rounds < self.rounds:
             raise ValueError(f"max_rounds {self.max_rounds} is below rounds {self.rounds}")
+        if self.max_rounds is not None and self.rounds == 1 < self.max_rounds:
+            raise ValueError(f"max_rounds {self.max_rounds} needs rounds of at least 2: their scatter decides on more")
         if self.max_steps < self.min_steps:
             raise ValueError(f"max_steps {self.max_steps} is below min_steps {self.min_steps}")
         return self
@@ -174,7 +328,7 @@ class StrategySpec(Section):
     """A strategy with its parameters and options."""
 
     name: str
-    params: dict[str, int] = {}
+    params: dict[str, int | float | str] = {}
     options: dict[str, bool] = {}
     repeat: Count = 1
     """1, or 2 and up where a study lists the same strategy again, to be measured by itself."""
@@ -188,7 +342,11 @@ class StrategySpec(Section):
     def plain_label(self) -> str:
         """Write the spec without its repeat."""
         text = ":".join([self.name, *(str(value) for value in self.params.values())])
+        if self.options.get("offload"):
+            text += "+offload"
         for key, value in sorted(self.options.items()):
+            if key == "offload":
+                continue
             text += f",{key}" if value else f",{key}=false"
         return text
 
@@ -197,7 +355,13 @@ class RunConfig(Section):
     """Everything one trial needs, and nothing else."""
 
     study: str
-    model: ModelConfig
+    model: Annotated[
+        Annotated[ModelConfig, Tag("ours")]
+        | Annotated[VitConfig, Tag("vit")]
+        | Annotated[HfConfig, Tag("hf")]
+        | Annotated[CustomConfig, Tag("custom")],
+        Discriminator(_family_tag),
+    ]
     train: TrainConfig
     strategy: StrategySpec
     run: RunSettings
@@ -215,12 +379,18 @@ class RunConfig(Section):
         return digest(content)
 
 
-def check_together(model: ModelConfig, train: TrainConfig) -> None:
+def check_together(model: AnyModel, train: TrainConfig) -> None:
     """Refuse a model and a training step that do not go together."""
-    if train.loss == "mse" and model.head != "none":
+    own = model.own_seq_len()
+    if own is not None and train.seq_len != own:
+        raise ValueError(f"this model makes sequences of {own} itself; leave seq_len out or write {own}")
+    head = model.head if isinstance(model, ModelConfig) else "lm"
+    if train.loss == "mse" and head != "none":
         raise ValueError("loss mse needs head: none")
-    if train.loss == "cross_entropy" and model.head == "none":
-        raise ValueError("loss cross_entropy needs head: lm")
+    if train.loss != "mse" and head == "none":
+        raise ValueError(f"loss {train.loss} needs head: lm")
+    if isinstance(model, CustomConfig) and model.loss is not None and train.loss != "cross_entropy":
+        raise ValueError("a loss function of your own leaves train.loss nothing to do; leave one of them out")
 
 
 def digest(content: Any) -> str:

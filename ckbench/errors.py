@@ -3,6 +3,7 @@
 CkbenchError            exit 2
   ConfigError           a study file, an override or an option that cannot be used
   PlanError             a strategy that cannot be applied to this stack
+    NotYetMeasured      ... or only once something of the stack has been measured
   StoreError            a results folder that cannot be read or written
   DeviceUnavailable     the asked device is not on this machine
   NothingFits           exit 3: no strategy fits the budget
@@ -45,6 +46,10 @@ class ConfigError(CkbenchError):
 
 class PlanError(CkbenchError):
     """A strategy or an option that cannot work on this stack of blocks."""
+
+
+class NotYetMeasured(PlanError):
+    """A strategy that decides by figures of the built model, which are not there yet."""
 
 
 class StoreError(CkbenchError):

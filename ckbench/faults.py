@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ckbench.marked_yaml import KeyPath, Marked
 from ckbench.registry import did_you_mean
 
-Sections = Mapping[str, type[BaseModel]]
+Sections = Mapping[str, tuple[str, ...]]
+"""The keys of each section."""
 
 OTHER_TOOLS_NAMES = {
     "layers": "n_layers",
@@ -78,24 +79,24 @@ def unknown_dotted_key(key: str, sections: Sections) -> str:
     """Name an unknown ``section.key``."""
     section, _, name = key.rpartition(".")
     if section in sections:
-        return _unknown(name, f" in {section}", list(sections[section].model_fields), sections)
+        return _unknown(name, f" in {section}", list(sections[section]), sections)
     name = key.rpartition(".")[2]
     name = OTHER_TOOLS_NAMES.get(name, name)
-    homes = [home for home, cls in sections.items() if name in cls.model_fields]
+    homes = [home for home, keys in sections.items() if name in keys]
     if homes:
         return f"unknown key {key!r}; did you mean '{homes[0]}.{name}'?"
     return f"unknown key {key!r}; write section.key with one of the sections {', '.join(sections)}"
 
 
 def _unknown(key: str, inside: str, allowed: list[str], sections: Sections) -> str:
-    homes = [home for home, cls in sections.items() if key in cls.model_fields and key not in allowed]
+    homes = [home for home, keys in sections.items() if key in keys and key not in allowed]
     if homes:
         return f"misplaced key {key!r}{inside}; did you mean '{homes[0]}.{key}'?"
     other = OTHER_TOOLS_NAMES.get(key)
     if other is not None:
         if other in allowed:
             return f"unknown key {key!r}{inside}; did you mean {other!r}?"
-        homes = [home for home, cls in sections.items() if other in cls.model_fields]
+        homes = [home for home, keys in sections.items() if other in keys]
         if homes:
             return f"unknown key {key!r}{inside}; did you mean '{homes[0]}.{other}'?"
     return f"unknown key {key!r}{inside}{did_you_mean(key, allowed)}"
@@ -128,7 +129,7 @@ def _sentence(fault: Any, section: str, key: str, values: dict[str, Any], sectio
     kind = fault["type"]
     context = fault.get("ctx") or {}
     if kind == "extra_forbidden":
-        return _unknown(key, f" in {section}", list(sections[section].model_fields), sections)
+        return _unknown(key, f" in {section}", list(sections[section]), sections)
     if kind == "missing":
         return f"key {key!r} is missing in {section}"
     if kind == "value_error":

@@ -10,15 +10,22 @@ from typing import Any
 
 from ckbench.errors import PlanError
 
-PARTS = ("block", "ffn", "attention")
+PARTS = ("block", "ffn", "attention", "core")
+MODES = ("recompute", "invert")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackShape:
-    """What a strategy may know of a model: how many blocks, and which parts each one has."""
+    """What a strategy may know of a model: how many blocks, which parts each one has, what else it can do."""
 
     n_layers: int
-    parts: frozenset[str] = frozenset({"ffn", "attention"})
+    parts: frozenset[str] = frozenset({"ffn", "attention", "core"})
+    block_saved_bytes: tuple[int, ...] | None = None
+    """What autograd keeps inside each block, measured on the device; None until it is."""
+    is_invertible: bool = False
+    """Whether blocks can rebuild their input from their output."""
+    has_native: bool = False
+    """Whether the model's library brings checkpointing of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +33,26 @@ class Region:
     """A span that one checkpoint call covers: blocks ``start`` to ``stop - 1``, or a part of one block.
 
     ``children`` are regions inside this one. Blocks of the span that no child covers run plainly
-    inside the region; they are recomputed with it.
+    inside the region; they are recomputed with it. ``save_ops`` names operations whose results are kept nevertheless
+    (``aten.mm``); of every ``save_every`` such results one is kept. ``mode``: recompute forward from the input, or
+    invert, which rebuilds inputs from outputs.
     """
 
     start: int
     stop: int
     part: str = "block"
     children: tuple["Region", ...] = ()
+    save_ops: tuple[str, ...] = ()
+    save_every: int = 1
+    mode: str = "recompute"
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise PlanError(f"a region's mode is one of {', '.join(MODES)}, not {self.mode!r}")
+        if self.save_every < 1:
+            raise PlanError(f"save_every is at least 1, got {self.save_every}")
+        if self.mode == "invert" and (self.part != "block" or self.children or self.save_ops):
+            raise PlanError("a region that inverts covers whole blocks and has nothing inside")
         if self.part not in PARTS:
             raise PlanError(f"a region covers one of {', '.join(PARTS)}, not {self.part!r}")
         if self.start < 0 or self.stop <= self.start:
@@ -72,7 +90,10 @@ class Plan:
 
     ``early_stop`` ends a recomputation once every dropped tensor is back. ``preserve_rng`` restores
     the random state so that dropout draws the same masks again. ``reentrant`` selects PyTorch's older
-    variant, which has no early stop.
+    variant, which has no early stop. ``offload`` moves what the stack keeps for backward to the host.
+    ``native``: the model's library does it, block by block. ``compile_budget``: torch.compile's partitioner decides
+    inside each block, for this share of what keeping everything would hold. ``tolerance``: largest relative
+    difference of a gradient from none's that is no fault; 0 asks for bit-identity.
     """
 
     n_layers: int
@@ -80,9 +101,14 @@ class Plan:
     early_stop: bool = True
     preserve_rng: bool = True
     reentrant: bool = False
-    parity: str = field(default="exact", compare=False)
+    offload: bool = False
+    native: bool = False
+    compile_budget: float | None = None
+    tolerance: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
+        if (self.native or self.compile_budget is not None) and self.regions:
+            raise PlanError("where the library or the compiler decides, a plan has no regions of its own")
         by_part: dict[str, list[Region]] = {}
         for region in self.regions:
             by_part.setdefault(region.part, []).append(region)
@@ -92,6 +118,8 @@ class Plan:
             check_apart(tuple(regions), 0, self.n_layers)
         if self.reentrant and any(region.children for region in self.regions):
             raise PlanError("reentrant checkpoints cannot be nested; drop reentrant or choose a flat strategy")
+        if self.reentrant and any(region.save_ops or region.mode != "recompute" for region in self.walk()):
+            raise PlanError("reentrant checkpoints keep nothing inside and recompute everything; drop reentrant")
         if self.reentrant and by_part.keys() - {"block"}:
             # It adds up the gradient of the region's input on its own, before the residual's share comes to it.
             # That is another order of summing than without a checkpoint, so no run could be proven bit-identical.
@@ -101,6 +129,11 @@ class Plan:
         """Yield every region, outermost first."""
         for region in self.regions:
             yield from region.walk()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the plan does anything at all: keeping everything on the device needs nothing."""
+        return bool(self.regions) or self.offload or self.native or self.compile_budget is not None
 
     @property
     def n_regions(self) -> int:
@@ -117,7 +150,7 @@ class Plan:
 
     def block_calls_backward(self) -> tuple[int, ...]:
         """Predict how often each block's forward starts during backward, by block."""
-        calls = [0] * self.n_layers
+        calls = [int(self.native)] * self.n_layers
         for region in self.regions:
             if region.part == "block":
                 self._count_replay(region, calls)
@@ -160,6 +193,19 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Give the plan as plain data for a record."""
         return asdict(self)
+
+
+def plan_from_json(data: dict[str, Any]) -> Plan:
+    """Make a plan of what ``to_json`` gave. Raises PlanError where it is no plan."""
+
+    def region(item: dict[str, Any]) -> Region:
+        inside = {"children": tuple(map(region, item["children"])), "save_ops": tuple(item["save_ops"])}
+        return Region(**{**item, **inside})
+
+    try:
+        return Plan(**{**data, "regions": tuple(map(region, data["regions"]))})
+    except (KeyError, TypeError) as error:
+        raise PlanError(f"this is no plan: {error}") from None
 
 
 def item_starts(region: Region) -> int:

@@ -80,11 +80,12 @@ class Record:
     n_parameters: int | None = None
     """Parameters, shared ones once."""
     optimizer_implementation: str | None = None
-    """Which variant of the optimizer ran: for-loop, foreach or fused."""
+    """Which variant of the optimizer ran: for-loop, foreach, fused, ..."""
     notes: list[str] = field(default_factory=list)
     """Remarks on how the strategy was applied."""
     parity: str | None = None
-    """Against none: exact, within_noise, failed, or none where it was not checked."""
+    """Against none: exact, within_noise (CUDA), within_tolerance (the plan states one), failed, or none where it was
+    not checked."""
     parity_detail: str | None = None
     """What was compared, at which shape, and the largest difference."""
     parity_noise_ratio: float | None = None
@@ -123,6 +124,10 @@ class Record:
     """NVML: device memory in use before the trial touched it."""
     host_peak_bytes: int | None = None
     """Peak resident size of the process; never compared between strategies."""
+    host_store_peak_bytes: int | None = None
+    """Most that the trial itself moved to host memory at one time: offloaded activations and optimizer state."""
+    compile_s: float | None = None
+    """Time that torch.compile took, first step included; never part of a step time."""
     warmup_steps_done: int | None = None
     """Untimed steps, at least one of them with an executed optimizer step."""
     skipped_optimizer_steps: int | None = None

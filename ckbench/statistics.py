@@ -69,27 +69,34 @@ def count_outliers(samples: Sequence[float]) -> int:
 
 
 def paired_ratio(
-    numerators: Sequence[float], denominators: Sequence[float]
+    numerators: Sequence[float], denominators: Sequence[float], n_first: int | None = None
 ) -> tuple[float, float | None, float | None]:
     """Give the ratio of two strategies paired by round, with a 95 % interval.
 
     Student's t on the logarithms of the rounds' ratios: geometric mean, and the interval
-    exp(mean ± t·s/sqrt(n)). One round has a ratio but no interval.
+    exp(mean ± t·s/sqrt(n)). One round has a ratio but no interval. ``n_first`` as in ``geometric_interval``.
     """
-    return geometric_interval([a / b for a, b in zip(numerators, denominators, strict=True)])
+    return geometric_interval([a / b for a, b in zip(numerators, denominators, strict=True)], n_first)
 
 
-def geometric_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+def geometric_interval(values: Sequence[float], n_first: int | None = None) -> tuple[float, float | None, float | None]:
     """Give the geometric mean of positive values and its 95 % interval: Student's t on their logarithms.
 
-    One value has no interval. (Plain sums: the standard library's exact fractions take a thousandfold longer.)
+    One value has no interval. ``n_first``: how many of the values decided whether more were taken (None: no look was
+    taken). The scatter then comes from those alone, with their degrees of freedom, which keeps the interval honest
+    whatever the rule to go on was: it can depend on the first values' scatter only, and that is independent of the
+    mean. With the scatter of all values, stopping when they happen to agree makes it too narrow.
+    Source: Stein 1945, A two-sample test for a linear hypothesis whose power is independent of the variance.
+    (Plain sums: the standard library's exact fractions take a thousandfold longer.)
     """
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)
-    if len(logs) < 2:
+    first = logs[:n_first]
+    if len(first) < 2:
         return math.exp(mean), None, None
-    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (len(logs) - 1))
-    half = t_quantile(len(logs) - 1) * deviation / math.sqrt(len(logs))
+    centre = math.fsum(first) / len(first)
+    deviation = math.sqrt(math.fsum((x - centre) ** 2 for x in first) / (len(first) - 1))
+    half = t_quantile(len(first) - 1) * deviation / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

@@ -12,7 +12,10 @@ from pydantic import BaseModel, ValidationError
 from ckbench import faults, registry, specs
 from ckbench.config import (
     MAX_LAYERS,
+    MODEL_CLASSES,
     SECTIONS,
+    AnyModel,
+    HfConfig,
     ModelConfig,
     RunConfig,
     RunSettings,
@@ -20,15 +23,32 @@ from ckbench.config import (
     StrategySpec,
     TrainConfig,
     check_together,
+    model_class,
 )
-from ckbench.errors import CkbenchError, ConfigError
+from ckbench.errors import CkbenchError, ConfigError, NotYetMeasured
 from ckbench.marked_yaml import KeyPath, Marked, read_file, read_value
 from ckbench.plan import Plan, StackShape
 from ckbench.ranges import coarse_to_fine, parse_range
 from ckbench.units import clean
 
 TOP_KEYS = ("name", "description", *SECTIONS, "strategies", "vary", "on_cpu")
-SECTION_MODELS: dict[str, type[Section]] = {"model": ModelConfig, "train": TrainConfig, "run": RunSettings}
+SECTION_CLASSES: dict[str, tuple[type[Section], ...]] = {
+    "model": (ModelConfig, *MODEL_CLASSES.values()),
+    "train": (TrainConfig,),
+    "run": (RunSettings,),
+}
+SECTION_KEYS = {
+    section: tuple(dict.fromkeys(key for cls in classes for key in cls.model_fields))
+    for section, classes in SECTION_CLASSES.items()
+}
+"""Keys of each section, those of all families together."""
+MAPPING_KEYS = {
+    section: tuple(
+        key for cls in classes for key, info in cls.model_fields.items() if info.annotation == dict[str, Any]
+    )
+    for section, classes in SECTION_CLASSES.items()
+}
+"""Keys that hold a mapping of foreign keys, which --set and vary reach into: ``model.config.n_embd``."""
 MAX_POINTS = 20_000
 MAX_BLOCKS = 1_000_000
 """Blocks of all points together; every plan is made before the first trial, and more would look like a hang."""
@@ -39,7 +59,7 @@ class Point:
     """One cell of the grid: a model and a training step, to be measured under every strategy."""
 
     study: str
-    model: ModelConfig
+    model: AnyModel
     train: TrainConfig
     run: RunSettings
     strategies: tuple[StrategySpec, ...]
@@ -47,15 +67,27 @@ class Point:
 
     @property
     def stack(self) -> StackShape:
-        """Describe the stack of blocks to strategies."""
-        return StackShape(n_layers=self.model.n_layers)
+        """Describe the stack of blocks to strategies, as far as the study tells."""
+        model = self.model
+        if isinstance(model, ModelConfig):
+            return StackShape(n_layers=model.n_layers, is_invertible=model.residual == "reversible")
+        if model.n_layers is None:
+            raise NotYetMeasured("how many blocks this model has is known once it is built")
+        return StackShape(n_layers=model.n_layers, has_native=isinstance(model, HfConfig))
 
-    def plans(self) -> list[tuple[StrategySpec, Plan, StrategySpec | None]]:
-        """Resolve every spec; the third item names an earlier spec with the very same plan."""
+    def plans(self) -> list[tuple[StrategySpec, Plan | None, StrategySpec | None]]:
+        """Resolve every spec; the third item names an earlier spec with the very same plan.
+
+        The plan is None where it depends on figures of the built model.
+        """
         seen: list[tuple[StrategySpec, Plan]] = []
-        resolved = []
+        resolved: list[tuple[StrategySpec, Plan | None, StrategySpec | None]] = []
         for spec in self.strategies:
-            plan = specs.resolve(spec, self.stack)
+            try:
+                plan = specs.resolve(spec, self.stack)
+            except NotYetMeasured:
+                resolved.append((spec, None, None))
+                continue
             alias = None
             if spec.repeat == 1:  # a repeat is asked for to be measured by itself
                 alias = next((other for other, same in seen if same == plan), None)
@@ -143,9 +175,28 @@ def parse_set(text: str) -> tuple[str, Any]:
     section, dot, name = key.partition(".")
     if not equals or not dot:
         raise ConfigError(f"--set {text!r}: write section.key=value, for example train.batch_size=4")
-    if section not in SECTION_MODELS or name not in SECTION_MODELS[section].model_fields:
-        raise ConfigError(f"--set {text!r}: {faults.unknown_dotted_key(key, SECTION_MODELS)}")
+    if not _is_key(section, name):
+        raise ConfigError(f"--set {text!r}: {faults.unknown_dotted_key(key, SECTION_KEYS)}")
     return key, read_value(value)
+
+
+def _is_key(section: str, name: str) -> bool:
+    """Tell whether ``section.name`` is a key, or reaches into one that holds a mapping."""
+    outer, dot, inner = name.partition(".")
+    if dot:
+        return bool(inner) and "." not in inner and outer in MAPPING_KEYS.get(section, ())
+    return name in SECTION_KEYS.get(section, ())
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> tuple[str, ...]:
+    """Write a value under its dotted key, at most three deep; give the path."""
+    *outer, last = key.split(".", 2)
+    for name in outer:
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{key}: {name} is not a mapping")
+    data[last] = value
+    return (*outer, last)
 
 
 def _check_top(marked: Marked) -> None:
@@ -157,7 +208,7 @@ def _check_top(marked: Marked) -> None:
     found = []
     for key in data:
         if key not in TOP_KEYS:
-            found.append(faults.unknown_key(marked, (key,), TOP_KEYS, SECTION_MODELS))
+            found.append(faults.unknown_key(marked, (key,), TOP_KEYS, SECTION_KEYS))
     for section in (*SECTIONS, "vary", "on_cpu"):
         if section in data and not isinstance(data[section], dict):
             found.append(f"{marked.where((section,))}: {section} must be a mapping of keys")
@@ -166,7 +217,7 @@ def _check_top(marked: Marked) -> None:
         allowed = (*SECTIONS, "strategies", "vary")
         for key, value in on_cpu.items():
             if key not in allowed:
-                found.append(faults.unknown_key(marked, ("on_cpu", key), allowed, SECTION_MODELS))
+                found.append(faults.unknown_key(marked, ("on_cpu", key), allowed, SECTION_KEYS))
             elif key != "strategies" and not isinstance(value, dict):
                 found.append(f"{marked.where(('on_cpu', key))}: on_cpu.{key} must be a mapping of keys")
     for key in ("name", "description"):
@@ -192,21 +243,19 @@ def _expand(study: Study, device_kind: str) -> list[Point]:
     if device_kind == "cpu" and data.get("on_cpu"):
         _overlay(data, data["on_cpu"], (), lines)
     for key, value in study.overrides:
-        section, name = key.split(".", 1)
-        data.setdefault(section, {})[name] = value
-        lines = {path: line for path, line in lines.items() if path[:2] != (section, name)}
+        here = _put(data, key, value)
+        lines = {path: line for path, line in lines.items() if path[: len(here)] != here}
     marked = Marked(source=study.source, data=data, lines=lines)
     told = frozenset(tuple(key.split(".", 1)) for key, _ in study.overrides)
     axes = _axes(marked, study.swept)
     for key in set(axes) - set(study.swept):  # a fault of a varied value stands in vary, not in its section
-        lines[tuple(key.split(".", 1))] = lines[("vary", key)]
+        lines[tuple(key.split(".", 2))] = lines[("vary", key)]
     strategies = _strategies(marked, study.strategies)
     points = []
     for combination in _combinations(axes):
         values = copy.deepcopy(data)
         for key, value in combination:
-            section, name = key.split(".", 1)
-            values.setdefault(section, {})[name] = value
+            _put(values, key, value)
         points.append(_point(study.name, marked, values, strategies, combination, told))
     return points
 
@@ -233,8 +282,8 @@ def _axes(marked: Marked, swept: dict[str, list[Any]]) -> dict[str, list[Any]]:
         section, dot, name = key.partition(".")
         if section == "run" and name in RunSettings.model_fields:
             raise ConfigError(f"{where}: {key} cannot vary: it says how to measure; vary keys of model and train")
-        if not dot or section not in ("model", "train") or name not in SECTION_MODELS[section].model_fields:
-            raise ConfigError(f"{where}: {faults.unknown_dotted_key(key, SECTION_MODELS)}")
+        if not dot or section not in ("model", "train") or not _is_key(section, name):
+            raise ConfigError(f"{where}: {faults.unknown_dotted_key(key, SECTION_KEYS)}")
         try:
             if isinstance(value, str) and ".." in value:
                 axes[key] = list(parse_range(value))
@@ -302,15 +351,20 @@ def _point(
 ) -> Point:
     parts: dict[str, BaseModel] = {}
     found: list[str] = []
-    for section, cls in SECTION_MODELS.items():
+    for section, classes in SECTION_CLASSES.items():
+        given = dict(values.get(section) or {})
+        cls = model_class(given.get("family")) if section == "model" else classes[0]
+        if section == "train" and "seq_len" not in given and (own := _own_seq_len(parts.get("model"))) is not None:
+            given["seq_len"] = own
+        keys = {**SECTION_KEYS, section: tuple(cls.model_fields)}
         try:
-            parts[section] = cls.model_validate_json(json.dumps(values.get(section) or {}))
+            parts[section] = cls.model_validate_json(json.dumps(given))
         except ValidationError as error:
-            found += faults.explain(error, marked, section, values.get(section) or {}, SECTION_MODELS, told)
+            found += faults.explain(error, marked, section, given, keys, told)
     if found:
         raise ConfigError(found)
     model, train, run = parts["model"], parts["train"], parts["run"]
-    assert isinstance(model, ModelConfig) and isinstance(train, TrainConfig) and isinstance(run, RunSettings)
+    assert isinstance(model, AnyModel) and isinstance(train, TrainConfig) and isinstance(run, RunSettings)
     if model.family not in registry.names("models"):
         hint = registry.did_you_mean(registry.spell(model.family), registry.names("models"))
         raise ConfigError(f"{marked.where(('model', 'family'))}: unknown model family {model.family!r}{hint}")
@@ -322,9 +376,15 @@ def _point(
     for i, spec in enumerate(strategies):
         try:
             specs.resolve(spec, point.stack)
+        except NotYetMeasured:
+            continue
         except CkbenchError as error:
             raise ConfigError(f"{marked.where(('strategies', i))}: strategy {spec.label}: {error}") from None
     return point
+
+
+def _own_seq_len(model: BaseModel | None) -> int | None:
+    return model.own_seq_len() if isinstance(model, AnyModel) else None
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:

@@ -6,18 +6,23 @@ from typing import Any
 from ckbench import registry
 from ckbench.ranges import MAX_VALUES
 from ckbench.specs import OPTIONS
-from ckbench.study import SECTION_MODELS
+from ckbench.study import MAPPING_KEYS, SECTION_CLASSES, SECTION_KEYS
 
 
 def schema() -> dict[str, Any]:
     """Give the schema as plain data (JSON Schema 2020-12)."""
-    sections = {name: _section(cls) for name, cls in SECTION_MODELS.items()}
+    sections = {name: _merged([_section(cls) for cls in classes]) for name, classes in SECTION_CLASSES.items()}
     optional = {name: {k: v for k, v in section.items() if k != "required"} for name, section in sections.items()}
     strategy = _strategy()
     vary = {
         "type": "object",
         "description": f"Grid: dotted key to a range like 2..48:2 (both ends) or a list; at most {MAX_VALUES} values.",
-        "propertyNames": {"enum": [f"{s}.{key}" for s in ("model", "train") for key in SECTION_MODELS[s].model_fields]},
+        "propertyNames": {
+            "anyOf": [
+                {"enum": [f"{section}.{key}" for section in ("model", "train") for key in SECTION_KEYS[section]]},
+                {"pattern": f"^model\\.({'|'.join(MAPPING_KEYS['model'])})\\."},
+            ]
+        },
         "additionalProperties": {"anyOf": [{"type": ["string", "number"]}, {"type": "array", "minItems": 1}]},
     }
     strategies = {"anyOf": [{"type": "array", "items": strategy, "minItems": 1}, strategy]}
@@ -49,8 +54,22 @@ def _section(cls: Any) -> dict[str, Any]:
     section.pop("title", None)
     assert "$defs" not in section, "sections are flat"
     if "family" in section["properties"]:
-        section["properties"]["family"]["enum"] = list(registry.names("models"))
+        section["properties"]["family"] = {"type": "string", "enum": list(registry.names("models")), "default": "gpt"}
     return section
+
+
+def _merged(sections: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make one section of those of several families: a key takes what any of them takes; the tool is stricter."""
+    if len(sections) == 1:
+        return sections[0]
+    properties: dict[str, Any] = {}
+    for section in sections:
+        for key, value in section["properties"].items():
+            known = properties.setdefault(key, value)
+            if known != value and key != "family":
+                choices = known.get("anyOf", [known])
+                properties[key] = {"anyOf": [*choices, *([] if value in choices else [value])]}
+    return {**sections[0], "properties": properties, "required": []}
 
 
 def _strategy() -> dict[str, Any]:
@@ -58,12 +77,18 @@ def _strategy() -> dict[str, Any]:
     return {
         "anyOf": [
             {"enum": names},
-            {"type": "string", "pattern": f"^({'|'.join(names)})(:[0-9]+)?(,[a-z_]+(=(true|false))?)*$"},
+            {"type": "string", "pattern": f"^({'|'.join(names)})(:[^,]+)?(\\+offload)?(,[a-z_]+(=(true|false))?)*$"},
             {
                 "type": "object",
                 "required": ["name"],
                 "properties": {"name": {"enum": names}, **{option: {"type": "boolean"} for option in OPTIONS}},
-                "additionalProperties": {"type": "integer", "minimum": 1},
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": "number", "minimum": 0},
+                        {"type": "string"},
+                        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    ]
+                },
             },
         ]
     }

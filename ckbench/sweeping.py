@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from ckbench.config import ModelConfig
 from ckbench.errors import ConfigError
 from ckbench.launch import Launcher
 from ckbench.ranges import parse_range, thin
-from ckbench.session import open_study_device, plan_jobs
+from ckbench.session import Job, open_study_device, plan_jobs
 from ckbench.study import Study
 from ckbench.units import format_duration
 
@@ -35,6 +36,13 @@ def parse_axes(given: dict[str, str | None], n_points: int | None) -> dict[str, 
     return axes
 
 
+def _size(job: Job) -> tuple[int, ...]:
+    """Order trials by what they take, as far as the study tells."""
+    model, train = job.config.model, job.config.train
+    width = model.d_model if isinstance(model, ModelConfig) else 0
+    return (model.n_layers or 0, width, train.batch_size, train.seq_len)
+
+
 def describe(study: Study, launcher: Launcher) -> str:
     """List the grid in the order it will be measured, and time it by one trial of its middle."""
     device, points, notes = open_study_device(study, launcher)
@@ -44,9 +52,7 @@ def describe(study: Study, launcher: Launcher) -> str:
         place = ", ".join(f"{key} {value}" for key, value in point.varied)
         specs = [spec.label if alias is None else f"{spec.label} (= {alias.label})" for spec, _, alias in point.plans()]
         lines.append(f"  {place}: {', '.join(specs)}")
-    sizes = sorted(
-        jobs, key=lambda job: (job.config.model.n_layers, job.config.model.d_model, job.config.train.seq_len)
-    )
+    sizes = sorted(jobs, key=_size)
     full = next(job for job in sizes[len(sizes) // 2 :] + sizes if job.round == 0)
     record = launcher.run(full.config, 0, lambda phase: None)
     n_full = sum(1 for job in jobs if job.round == 0)

@@ -13,7 +13,14 @@ HEADER_KEYS = {
     "model": ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "dropout", "attention"),
     "train": ("batch_size", "seq_len", "precision", "optimizer", "grad_accumulation", "loss"),
 }
-PARITY_MARKS = {"exact": "exact", "within_noise": "noise", "failed": "FAILED", "none": UNKNOWN, None: UNKNOWN}
+PARITY_MARKS = {
+    "exact": "exact",
+    "within_noise": "noise",
+    "within_tolerance": "close",
+    "failed": "FAILED",
+    "none": UNKNOWN,
+    None: UNKNOWN,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from ckbench import specs
-from ckbench.config import ModelConfig, RunConfig, RunSettings, TrainConfig
+from ckbench.config import AnyModel, ModelConfig, RunConfig, RunSettings, TrainConfig, VitConfig, model_class
 
 SEED = 1234
 TORCH_THREADS = 1
@@ -53,25 +53,29 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Callable[..., ModelConfig]:
+def tiny_model() -> Callable[..., AnyModel]:
     """Make a small model section; keywords replace or add keys."""
 
-    def make(**settings: Any) -> ModelConfig:
+    def make(**settings: Any) -> AnyModel:
+        cls = model_class(settings.get("family"))
         sizes: Settings = {"n_layers": 4, "d_model": 32, "n_heads": 4, "vocab_size": 64}
-        return ModelConfig(**{**sizes, **settings})
+        if cls is VitConfig:
+            sizes = {"n_layers": 4, "d_model": 32, "n_heads": 4, "image_size": 8, "patch_size": 2, "n_classes": 10}
+        return cls(**{**(sizes if issubclass(cls, ModelConfig) else {}), **settings})
 
     return make
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tiny_model: Callable[..., ModelConfig]) -> Callable[..., RunConfig]:
+def tiny_run(tiny_model: Callable[..., AnyModel]) -> Callable[..., RunConfig]:
     """Make a whole trial's config from a strategy spec and the keys that differ from the tiny defaults."""
 
     def make(spec: Any = "none", *, model: Settings | None = None, train: Settings | None = None) -> RunConfig:
-        step: Settings = {"batch_size": 2, "seq_len": 16, "lr": 1e-3}
+        made = tiny_model(**(model or {}))
+        step: Settings = {"batch_size": 2, "seq_len": made.own_seq_len() or 16, "lr": 1e-3}
         return RunConfig(
             study="tests",
-            model=tiny_model(**(model or {})),
+            model=made,
             train=TrainConfig(**{**step, **(train or {})}),
             strategy=specs.parse(spec),
             run=RunSettings(device="cpu", threads=TORCH_THREADS, seed=7),

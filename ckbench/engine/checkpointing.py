@@ -80,7 +80,9 @@ PLAIN = _Call((), {}, None)
 class AppliedPlan:
     """A plan in force on a model; ``remove`` puts every forward back."""
 
-    def __init__(self, model: BuiltModel, plan: Plan) -> None:
+    def __init__(
+        self, model: BuiltModel, plan: Plan, *, compiled: bool = False, offload_cap_bytes: int | None = None
+    ) -> None:
         if plan.n_layers != len(model.blocks):
             raise PlanError(f"plan for {plan.n_layers} blocks, model has {len(model.blocks)}")
         self.plan = plan
@@ -114,6 +116,10 @@ class AppliedPlan:
                 object.__setattr__(module, "forward", own)
         self._patched.clear()
         self._forwards.clear()
+
+    def figures(self) -> dict[str, Any]:
+        """Give record fields that the plan's application knows."""
+        return {}
 
     def _patch(self, module: nn.Module, forward: Forward) -> None:
         self._patched.setdefault(module, module.__dict__.get("forward"))
@@ -216,6 +222,14 @@ class _Covered:
                 f"blocks {self.region.start} to {self.region.stop - 1} without one; use the default variant"
             )
         return checkpoint(body, hidden, *flat, **self.options)
+
+
+def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """Call a function that keeps only its arguments for backward, and is run again there."""
+    if not torch.is_grad_enabled():
+        return function(*args)
+    result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def _by_place(model: BuiltModel) -> dict[nn.Module, dict[int, Forward]]:

@@ -14,13 +14,16 @@ from torch import Tensor
 
 from ckbench.config import RunConfig
 from ckbench.devices._oom import recognise
-from ckbench.engine.trial import DTYPES, Trial, baseline_config
+from ckbench.engine.trial import DTYPES, Trial, baseline_config, is_compiled
+from ckbench.plan import Plan
 
 STEPS = 2
 NOISE_MULTIPLE = 4.0
 """A difference up to this multiple of the noise between two runs of none counts as noise."""
 NOISE_RUNS = 2
 """Runs of none beside the first; two kernels may agree by luck, so rounding of the type is the least noise."""
+COMPILED_TOLERANCE = 1e-4
+"""The compiler may fuse a recomputation otherwise than the first pass, so it rounds otherwise."""
 SMALL_BATCH, SMALL_SEQ_LEN = 1, 128
 
 
@@ -140,23 +143,37 @@ def _same(a: Tensor, b: Tensor | None) -> bool:
     )
 
 
-def check_parity(config: RunConfig, device: torch.device, release: Callable[[], None]) -> dict[str, Any]:
-    """Give the record fields of parity; ``release`` frees the measured trial first."""
+def check_parity(
+    config: RunConfig, device: torch.device, release: Callable[[], None], plan: Plan | None = None
+) -> dict[str, Any]:
+    """Give the record fields of parity; ``release`` frees the measured trial first.
+
+    A difference passes within the tolerance of the trial's plan, where it states one; on CUDA also within the noise
+    between runs of none.
+    """
     release()
-    baseline_run, config, shape = _first_that_fits(config, device)
+    baseline_run, config, shape = _first_that_fits(config, device, plan)
     other = run_steps(config, device)
     found = differences(baseline_run, other)
     shape = f"{STEPS} steps, {shape}"
     if not found:
         return {"parity": "exact", "parity_detail": f"{shape}: loss, gradients, weights, generators bit-identical"}
     detail = f"{shape}: {'; '.join(found)}"
-    if device.type == "cpu" or any("without a gradient" in text or "generators" in text for text in found):
+    if any("without a gradient" in text or "generators" in text for text in found):
         return {"parity": "failed", "parity_detail": detail}
-    again = (run_steps(baseline_config(config), device) for _ in range(NOISE_RUNS))
+    difference = largest_relative_difference(baseline_run, other)
+    detail += f"; largest relative gradient difference {difference:.2g}"
+    tolerance = plan_tolerance(config, plan)
+    if tolerance > 0:
+        detail += f", stated tolerance {tolerance:.2g}"
+    if difference <= tolerance:
+        return {"parity": "within_tolerance", "parity_detail": detail}
+    if device.type == "cpu":
+        return {"parity": "failed", "parity_detail": detail}
+    again = (run_steps(baseline_config(config, plan), device) for _ in range(NOISE_RUNS))
     rounding = torch.finfo(DTYPES.get(config.train.precision, torch.float32)).eps
     noise = max(rounding, *(largest_relative_difference(baseline_run, other_none) for other_none in again))
-    difference = largest_relative_difference(baseline_run, other)
-    detail += f"; largest relative gradient difference {difference:.2g}, noise of none {noise:.2g}"
+    detail += f", noise of none {noise:.2g}"
     within = difference <= NOISE_MULTIPLE * noise
     return {
         "parity": "within_noise" if within else "failed",
@@ -165,15 +182,22 @@ def check_parity(config: RunConfig, device: torch.device, release: Callable[[], 
     }
 
 
-def _first_that_fits(config: RunConfig, device: torch.device) -> tuple[Outcome, RunConfig, str]:
+def plan_tolerance(config: RunConfig, plan: Plan | None) -> float:
+    """Give the largest relative gradient difference that is no fault: the plan's, or the compiler's."""
+    return max(plan.tolerance if plan else 0.0, COMPILED_TOLERANCE if is_compiled(config, plan) else 0.0)
+
+
+def _first_that_fits(config: RunConfig, device: torch.device, plan: Plan | None) -> tuple[Outcome, RunConfig, str]:
     """Run ``none`` at the trial's own shape, or at a smaller one where none runs out of memory."""
     train = config.train
     shapes = [(train.batch_size, train.seq_len), (SMALL_BATCH, min(SMALL_SEQ_LEN, train.seq_len))]
+    if config.model.own_seq_len() is not None:
+        shapes[1] = (SMALL_BATCH, train.seq_len)
     for batch_size, seq_len in shapes:
         smaller = train.model_copy(update={"batch_size": batch_size, "seq_len": seq_len})
         config = config.model_copy(update={"train": smaller})
         try:
-            return run_steps(baseline_config(config), device), config, f"batch {batch_size} x {seq_len}"
+            return run_steps(baseline_config(config, plan), device), config, f"batch {batch_size} x {seq_len}"
         except Exception as error:  # on a CPU it is a plain RuntimeError
             if recognise(error) is None or (batch_size, seq_len) == shapes[-1]:
                 raise

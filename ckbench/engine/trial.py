@@ -2,20 +2,24 @@
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ckbench import registry, specs
 from ckbench.config import RunConfig, StrategySpec, TrainConfig
 from ckbench.devices.base import Holdings, Observer
 from ckbench.engine.checkpointing import AppliedPlan
 from ckbench.engine.flops import FlopCounter
+from ckbench.engine.losses import build_loss
 from ckbench.engine.optimizers import build_optimizer
-from ckbench.models.base import BuiltModel
-from ckbench.plan import StackShape
+from ckbench.engine.saved import block_saved_bytes
+from ckbench.errors import ConfigError, NotYetMeasured
+from ckbench.models.base import Batch, BuiltModel, call, draw_tokens
+from ckbench.plan import Plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bfloat16, "fp16-pure": torch.float16}
 
@@ -34,13 +38,16 @@ class Trial:
         self.config = config
         self.device = device
         self.train = config.train
+        _set_tf32(config.train.precision, device)
         torch.manual_seed(config.run.seed)
         self.model: BuiltModel = self._build()
         self.module = self.model.module.train()
-        plan = specs.resolve(config.strategy, StackShape(n_layers=len(self.model.blocks)))
-        self.applied = AppliedPlan(self.model, plan)
-        self.optimizer, self.optimizer_implementation = build_optimizer(self.module, config.train, device.type)
-        self.batches = _draw_batches(config, device)
+        self.batches = _draw_batches(self.model, config, device)
+        self.compute_loss = build_loss(self.model, config.train)
+        self.applied = AppliedPlan(
+            self.model, self._plan(), compiled=self.train.compile, offload_cap_bytes=self.train.offload_cap_bytes
+        )
+        self.optimizer = build_optimizer(self.module, config.train, device)
         self.scaler = _build_scaler(config.train, device.type)
         self.phase = "build"
         self.executed_steps = 0
@@ -55,6 +62,16 @@ class Trial:
             model.module.to(DTYPES[self.train.precision])
         return model
 
+    def _plan(self) -> Plan:
+        """Resolve the strategy; one that decides by what blocks keep has that measured first, in a pass of its own."""
+        shape = self.model.shape()
+        try:
+            return specs.resolve(self.config.strategy, shape)
+        except NotYetMeasured:
+            with self._autocast():
+                measured = block_saved_bytes(self.model, self.batches[0][0])
+            return specs.resolve(self.config.strategy, replace(shape, block_saved_bytes=measured))
+
     def step(self, observer: Observer) -> None:
         """Run one training step: every micro-batch forward and backward, then the optimizer."""
         counts = self.applied.counts
@@ -62,7 +79,7 @@ class Trial:
             self.phase = "forward"
             observer.at("forward")
             with self._autocast():
-                output = self.module(inputs)
+                output = call(self.module, inputs)
                 self.phase = "loss"
                 loss = self.loss(output, targets)
                 del output  # else the logits would live through backward
@@ -94,26 +111,16 @@ class Trial:
         finally:
             handle.remove()
 
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
         """Give the mean loss of one micro-batch, divided by their number."""
-        if self.train.loss == "mse":
-            loss = F.mse_loss(output, targets.to(output.dtype))
-        else:
-            loss = F.cross_entropy(output.flatten(0, 1), targets.flatten())
+        loss = self.compute_loss(output, targets)
         return loss if len(self.batches) == 1 else loss / len(self.batches)
 
     def _update(self) -> None:
-        if self.scaler is None:
-            self.optimizer.step()
+        if self.optimizer.step(self.scaler):
             self.executed_steps += 1
-            return
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.scaler.get_scale() < scale:
-            self.skipped_steps += 1
         else:
-            self.executed_steps += 1
+            self.skipped_steps += 1
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.train.precision not in ("bf16", "fp16"):
@@ -123,10 +130,10 @@ class Trial:
     def holdings(self) -> Holdings:
         """List storages held on the device: parameters, buffers and optimizer state; gradients; batches."""
         parameters = list(self.module.parameters())
-        state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        state = self.optimizer.device_tensors()
         static = self._storages([*parameters, *self.module.buffers(), *state])
         gradients = self._storages(p.grad for p in parameters if p.grad is not None)
-        inputs = self._storages(tensor for batch in self.batches for tensor in batch)
+        inputs = self._storages(leaf for leaf in tree_leaves(self.batches) if isinstance(leaf, Tensor))
         return Holdings(static=static, gradients=gradients, inputs=inputs)
 
     def _storages(self, tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -144,7 +151,7 @@ class Trial:
         return {
             "plan": plan.to_json(),
             "n_parameters": sum(p.numel() for p in self.module.parameters()),
-            "optimizer_implementation": self.optimizer_implementation,
+            "optimizer_implementation": self.optimizer.implementation,
             "notes": [*self.model.notes, *self.applied.notes],
             "n_regions": plan.n_regions,
             "block_calls_backward_planned": sum(plan.block_calls_backward()) * self.train.grad_accumulation,
@@ -159,6 +166,7 @@ class Trial:
         return {
             "flops_forward": flops.forward,
             "flops_backward": flops.backward,
+            **self.applied.figures(),
             "block_calls_forward": sum(counts.block_calls_forward),
             "block_calls_backward": sum(counts.block_calls_backward),
             "region_calls_backward": counts.region_calls_backward,
@@ -168,7 +176,7 @@ class Trial:
         """Compare with ``none`` from equal weights and seed, after everything else."""
         from ckbench.engine.parity import check_parity
 
-        return check_parity(self.config, self.device, self.release)
+        return check_parity(self.config, self.device, self.release, self.applied.plan)
 
     def release(self) -> None:
         """Let go of model, optimizer and batches, so that a parity check has the room."""
@@ -177,34 +185,38 @@ class Trial:
         del self.model, self.module, self.optimizer  # the optimizer's groups would keep every weight
 
 
-def baseline_config(config: RunConfig) -> RunConfig:
-    """Give the same trial under ``none``."""
-    return config.model_copy(update={"strategy": StrategySpec(name="none")})
+def is_compiled(config: RunConfig, plan: Plan | None) -> bool:
+    """Tell whether torch.compile works on the blocks, because the study or the plan says so."""
+    return config.train.compile or (plan is not None and plan.compile_budget is not None)
 
 
-def _draw_batches(config: RunConfig, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Draw synthetic inputs and targets once, from a generator of their own.
+def baseline_config(config: RunConfig, plan: Plan | None = None) -> RunConfig:
+    """Give the same trial under ``none``, compiled where the plan has the compiler decide."""
+    train = config.train.model_copy(update={"compile": is_compiled(config, plan)})
+    return config.model_copy(update={"strategy": StrategySpec(name="none"), "train": train})
 
-    Tokens and targets are uniform over the vocabulary, (B, S). Without a vocabulary inputs are normal
-    vectors (B, S, D), in the weights' type. Targets of the mean-squared loss are normal (B, S, D).
-    """
-    model, train = config.model, config.train
+
+def _draw_batches(model: BuiltModel, config: RunConfig, device: torch.device) -> list[Batch]:
+    """Draw synthetic inputs and targets once, from a generator of their own; every step uses the same."""
     generator = torch.Generator().manual_seed(config.run.seed)
-    shape = (train.batch_size, train.seq_len)
-    dtype = DTYPES[train.precision] if train.precision.endswith("-pure") else torch.float32
+    precision = config.train.precision
+    dtype = DTYPES[precision] if precision.endswith("-pure") else torch.float32
+    draw = model.draw or draw_tokens
+    drawn = [draw(config, generator, dtype) for _ in range(config.train.grad_accumulation)]
+    moved: list[Batch] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, drawn)
+    return moved
 
-    def tokens() -> Tensor:
-        assert model.vocab_size is not None
-        return torch.randint(model.vocab_size, shape, generator=generator).to(device)
 
-    def vectors() -> Tensor:
-        return torch.randn((*shape, model.d_model), generator=generator).to(device, dtype)
+def _set_tf32(precision: str, device: torch.device) -> None:
+    """Say for this process whether CUDA may round the factors of fp32 products to 10 bits.
 
-    batches = []
-    for _ in range(train.grad_accumulation):
-        inputs = tokens() if model.vocab_size is not None else vectors()
-        batches.append((inputs, vectors() if train.loss == "mse" else tokens()))
-    return batches
+    Raises ConfigError for tf32 elsewhere: other devices have no such arithmetic.
+    """
+    if precision == "tf32" and device.type != "cuda":
+        raise ConfigError(f"precision tf32 is arithmetic of CUDA; {device.type} computes fp32 either way")
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def _build_scaler(train: TrainConfig, device_type: str) -> "torch.amp.GradScaler | None":

@@ -105,6 +105,8 @@ def run_trial(config: RunConfig, round_number: int, requested_at: float, progres
             record.status, record.message = "invalid", record.parity_detail
         elif record.n_regions and record.region_calls_backward == 0:
             record.status, record.message = "error", "the strategy had no effect: no region was recomputed"
+        elif (record.plan or {}).get("native") and record.block_calls_backward == 0:
+            record.status, record.message = "error", "the library's own checkpointing recomputed no block"
     except Exception as error:
         record.status, numbers = classify(error, device)
         for name, value in numbers.items():

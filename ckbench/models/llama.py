@@ -87,14 +87,15 @@ def build(config: ModelConfig, seq_len: int) -> BuiltModel:
     if config.freeze_embedding and model.tokens is not None:
         model.tokens.weight.requires_grad_(False)
     blocks = tuple(model.blocks)
-    return BuiltModel(module=model, blocks=blocks, parts=tuple(_parts(block) for block in blocks))
+    return BuiltModel(module=model, blocks=blocks, parts=tuple(_parts(block) for block in blocks), head=model.head)
 
 
 def _parts(block: nn.Module) -> dict[str, tuple[nn.Module, ...]]:
     assert isinstance(block, Block)
+    core = {"core": (block.attention.core,)}
     if block.pre_norm:
-        return {"attention": (block.norm_1, block.attention), "ffn": (block.norm_2, block.ffn)}
-    return {"attention": (block.attention,), "ffn": (block.ffn,)}
+        return {"attention": (block.norm_1, block.attention), "ffn": (block.norm_2, block.ffn), **core}
+    return {"attention": (block.attention,), "ffn": (block.ffn,), **core}
 
 
 PLUGIN = build

@@ -262,7 +262,7 @@ def both_ways(config: RunConfig) -> tuple[dict[str, Any], LiveBytes]:
     trial.step(device.clock())
     fields = device.weigh(trial)
     parameters = list(trial.module.parameters())
-    state = [x for s in trial.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+    state = trial.optimizer.device_tensors()
     gradients = [p.grad for p in parameters if p.grad is not None]
     batch = [tensor for pair in trial.batches for tensor in pair]
     counter = LiveBytes([*parameters, *trial.module.buffers(), *state, *gradients, *batch])

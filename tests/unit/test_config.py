@@ -53,7 +53,7 @@ MODEL_FAULTS = {
         "study.yaml:2: unknown key 'n_layer' in model; did you mean 'n_layers'?",
         "study.yaml:3: unknown key 'dropot' in model; did you mean 'dropout'?",
         "study.yaml:4: unknown key 'zzz' in model; have: family, n_layers, d_model, n_heads, n_kv_heads, d_ff, "
-        "vocab_size, head, dropout, tie_embeddings, attention, norm_position, activation, freeze_embedding",
+        "vocab_size, head, dropout, tie_embeddings, attention, norm_position, activation, freeze_embedding, residual",
     ],
     ("n_layers: 4", "n_layers: 4\n  batch_size: 3"): [
         "study.yaml:3: misplaced key 'batch_size' in model; did you mean 'train.batch_size'?"
@@ -133,7 +133,7 @@ MODEL_FAULTS = {
         "study.yaml:7: unknown key 'batch_siz' in train; did you mean 'batch_size'?",
     ],
     ("seq_len: 16", "seq_len: 16\n  precision: bf17"): [
-        "study.yaml:9: train.precision must be 'fp32', 'bf16', 'fp16', 'bf16-pure' or 'fp16-pure', got \"bf17\""
+        "study.yaml:9: train.precision must be 'fp32', 'tf32', 'bf16', 'fp16', 'bf16-pure' or 'fp16-pure', got \"bf17\""
     ],
     ("seq_len: 16", "seq_len: 16\n  lr: 0"): ["study.yaml:9: train.lr must be above 0, got 0"],
     ("seq_len: 16", "seq_len: 16\n  lr: fast"): ['study.yaml:9: train.lr must be a number, got "fast"'],

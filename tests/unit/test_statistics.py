@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ckbench.statistics import (
     count_outliers,
+    geometric_interval,
     median_absolute_deviation,
     median_interval,
     median_ranks,
@@ -145,3 +146,22 @@ def test_student_t() -> None:
     """Tabulated two-sided 95 % points."""
     for degrees, point in ((1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)):
         assert t_quantile(degrees) == pytest.approx(point, abs=5e-5)
+
+
+def test_going_on_until_precise_keeps_the_interval_honest() -> None:
+    """Stein's two stages: the first rounds' scatter decides on more and gives the interval; all rounds' scatter,
+    which looks small whenever the study stops, would hold the truth too seldom."""
+    generator = random.Random(5)
+    n_first, most, target, n_studies = 4, 15, 0.01, 4000
+    held = {"first": 0, "all": 0}
+    for _ in range(n_studies):
+        ratios = [math.exp(generator.gauss(0.0, 0.014)) for _ in range(most)]
+        for kind in held:
+            for n in range(n_first, most + 1):
+                _, low, high = geometric_interval(ratios[:n], n_first if kind == "first" else None)
+                assert low is not None and high is not None
+                if (high - low) / 2 <= target or n == most:
+                    held[kind] += low <= 1.0 <= high
+                    break
+    assert 0.94 <= held["first"] / n_studies <= 0.96
+    assert held["all"] / n_studies < 0.935
