@@ -39,6 +39,14 @@ NOISE = {
 ARMS = (StrategySpec(name="none"), StrategySpec(name="none", repeat=2))
 
 
+def simulated_device(folder: Path) -> str:
+    """Write the script of a noisy device; give its name."""
+    script = folder / "script.json"
+    strategies = {"*": {"step_s": 0.01, "noise": NOISE}}
+    script.write_text(json.dumps({"device_name": "simulated", "strategies": strategies}))
+    return f"replay:{script}"
+
+
 def study(
     device: str, seed: int, rounds: int, max_rounds: int, launcher: Launcher | None
 ) -> tuple[float, float, float]:
@@ -52,7 +60,10 @@ def study(
                 model=ModelConfig(n_layers=4, d_model=64, n_heads=4, vocab_size=128),
                 train=TrainConfig(batch_size=2, seq_len=64, optimizer="sgd"),
                 strategy=spec,
-                run=RunSettings(device=device, seed=seed, threads=1, parity=False, rounds=rounds, max_seconds=2.0),
+                run=RunSettings(
+                    device=device, seed=seed, threads=1, parity=False, rounds=rounds, max_rounds=max_rounds or None,
+                    max_seconds=2.0,
+                ),  # fmt: skip
             )
             if launcher is None:
                 record = run_trial(config, number, 0.0, lambda phase: None)
@@ -110,11 +121,8 @@ def methods(n_studies: int) -> str:
 def coverage(n_studies: int, is_real: bool, rounds: int, max_rounds: int, plot: Path | None) -> str:
     """Give the line to print."""
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "script.json"
-        strategies = {"*": {"step_s": 0.01, "noise": NOISE}}
-        script.write_text(json.dumps({"device_name": "simulated", "strategies": strategies}))
         launcher = Launcher() if is_real else None
-        device = "cpu" if is_real else f"replay:{script}"
+        device = "cpu" if is_real else simulated_device(Path(folder))
         results = [study(device, seed, rounds, max_rounds, launcher) for seed in range(n_studies)]
     if plot:
         import _plot
