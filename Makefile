@@ -17,7 +17,7 @@ ARGS   ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
-CODE := ckbench $(wildcard tests benchmarks)
+CODE := ckbench $(wildcard tests benchmarks examples)
 
 # The torch that .venv has; a TORCH that differs from it makes the set-up run again.
 INSTALLED_TORCH := $(strip $(shell cat $(VENV)/torch-choice 2>/dev/null))

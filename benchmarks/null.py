@@ -61,7 +61,12 @@ def study(
                 train=TrainConfig(batch_size=2, seq_len=64, optimizer="sgd"),
                 strategy=spec,
                 run=RunSettings(
-                    device=device, seed=seed, threads=1, parity=False, rounds=rounds, max_rounds=max_rounds or None,
+                    device=device,
+                    seed=seed,
+                    threads=1,
+                    parity=False,
+                    rounds=rounds,
+                    max_rounds=max_rounds or None,
                     max_seconds=2.0,
                 ),  # fmt: skip
             )

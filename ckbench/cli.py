@@ -10,7 +10,26 @@ try:
     import typer
 
     from ckbench import __version__, output
+    from ckbench.cli_memory import COMMANDS
     from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
+    from ckbench.options import (
+        DeviceOption,
+        EstimatesOption,
+        FormatOption,
+        MaxRoundsOption,
+        OutOption,
+        PinOption,
+        QuickOption,
+        ResumeOption,
+        RetryOomOption,
+        RoundsOption,
+        SetOption,
+        SkipOomOption,
+        StrategyOption,
+        StrictOption,
+        parse_strategies,
+        sets_of,
+    )
     from ckbench.units import clean
 except KeyboardInterrupt:  # Ctrl-C while Python still loads: main cannot catch it yet
     sys.exit(130)
@@ -24,26 +43,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers.",
 )
-
-StrategyOption = Annotated[
-    list[str] | None,
-    typer.Option("--strategy", "-s", help="Measure this strategy instead of the file's; repeat for more."),
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-OutOption = Annotated[Path, typer.Option("--out", help="Results folder.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value; repeatable.")]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Fresh processes per strategy.")]
-MaxRoundsOption = Annotated[
-    int | None, typer.Option("--max-rounds", help="Add rounds up to this many until slowdowns are precise enough.")
-]
-PinOption = Annotated[bool, typer.Option("--pin", help="Pin workers to as many CPUs as they have threads.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One round, few steps: a first look, not a result.")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Count out of memory as a failure (exit 1).")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Skip trials that ended ok or oom before.")]
-RetryOomOption = Annotated[bool, typer.Option("--retry-oom", help="With --resume: try again what ended oom before.")]
-FormatOption = Annotated[str, typer.Option("--format", help="console, md, csv or json.")]
-
-QUICK = ("run.rounds=1", "run.min_steps=6", "run.max_seconds=1")
 
 
 @app.command()
@@ -60,15 +59,18 @@ def run(
     strict: StrictOption = False,
     resume: ResumeOption = False,
     retry_oom: RetryOomOption = False,
+    estimates: EstimatesOption = True,
+    skip_oom: SkipOomOption = False,
     format_: FormatOption = "console",
 ) -> None:
     """Measure every strategy named in a study file and print the table."""
     from ckbench import study
 
     loaded = study.load(
-        file, sets=_sets(device, set_, rounds, max_rounds, pin, quick), strategies=_parse_strategies(strategy)
+        file, sets=sets_of(device, set_, rounds, max_rounds, pin, quick), strategies=parse_strategies(strategy)
     )
-    _measure(loaded, out=out, strict=strict, resume=resume, retry_oom=retry_oom, format_=format_)
+    how = {"resume": resume, "retry_oom": retry_oom, "estimates": estimates, "skip_oom": skip_oom}
+    _measure(loaded, how, out=out, strict=strict, format_=format_)
 
 
 @app.command()
@@ -94,6 +96,8 @@ def sweep(
     strict: StrictOption = False,
     resume: ResumeOption = False,
     retry_oom: RetryOomOption = False,
+    estimates: EstimatesOption = True,
+    skip_oom: SkipOomOption = False,
     format_: FormatOption = "console",
 ) -> None:
     """Measure over a range of model or training dimensions; ranges include both ends."""
@@ -104,8 +108,8 @@ def sweep(
     path = file or examples.path("sweep_base.yaml")
     loaded = study.load(
         path,
-        sets=_sets(device, set_, rounds, max_rounds, pin, quick),
-        strategies=_parse_strategies(strategy),
+        sets=sets_of(device, set_, rounds, max_rounds, pin, quick),
+        strategies=parse_strategies(strategy),
         swept=swept,
     )
     if dry_run:
@@ -113,7 +117,12 @@ def sweep(
 
         output.write(sweeping.describe(loaded, Launcher()))
         return
-    _measure(loaded, out=out, strict=strict, resume=resume, retry_oom=retry_oom, format_=format_)
+    how = {"resume": resume, "retry_oom": retry_oom, "estimates": estimates, "skip_oom": skip_oom}
+    _measure(loaded, how, out=out, strict=strict, format_=format_)
+
+
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 @app.command()
@@ -193,37 +202,18 @@ def _main(
     """Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers."""
 
 
-def _sets(
-    device: str | None, given: list[str] | None, rounds: int | None, max_rounds: int | None, pin: bool, quick: bool
-) -> tuple[str, ...]:
-    """Gather overrides; what is said most specifically comes last and wins."""
-    sets = [*(QUICK if quick else ()), *(given or [])]
-    asked = {"rounds": rounds, "max_rounds": max_rounds, "pin": "true" if pin else None, "device": device}
-    sets += [f"run.{key}={value}" for key, value in asked.items() if value is not None]
-    return tuple(sets)
-
-
-def _parse_strategies(texts: list[str] | None) -> tuple[Any, ...]:
-    """Read --strategy values: a spec as typed, or a YAML mapping in braces."""
-    from ckbench.marked_yaml import read_value
-
-    return tuple(read_value(text) if text.lstrip().startswith("{") else text for text in texts or ())
-
-
-def _measure(loaded: Any, *, out: Path, strict: bool, resume: bool, retry_oom: bool, format_: str) -> None:
+def _measure(loaded: Any, how: dict[str, bool], *, out: Path, strict: bool, format_: str) -> None:
     """Run a study, print its table, and end with the exit code that tells how it went."""
     from ckbench import registry, reporting, session
     from ckbench.launch import Launcher
     from ckbench.progress import watcher
 
     registry.load("reports", format_)
-    if retry_oom and not resume:
+    if how["retry_oom"] and not how["resume"]:
         raise CkbenchError("--retry-oom needs --resume")
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
-        result = session.run_session(
-            loaded, out=out, launcher=launcher, watcher=watching, resume=resume, retry_oom=retry_oom
-        )
+        result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, **how)
     text = reporting.draw(result.records, format_=format_, width=output.width())
     output.write(text)
     output.tell(f"records: {clean(str(result.path))}" if result.records else "no trial was finished")

@@ -26,7 +26,7 @@ SAME_ENVIRONMENT = (
     "tf32_matmul",
 )
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-SEVERITY = ("ok", "oom", "timeout", "killed", "error", "recompute_mismatch", "invalid")
+SEVERITY = ("ok", "skipped", "oom", "timeout", "killed", "error", "recompute_mismatch", "invalid")
 COUNT_FIELDS = (
     "flops_forward",
     "flops_backward",
@@ -244,9 +244,9 @@ def varied_keys(rows: Sequence[Row]) -> tuple[str, ...]:
     """List the dotted keys of model and train, and device name, that differ between rows."""
     keys = []
     for section in ("model", "train"):
-        names = dict.fromkeys(name for row in rows for name in row.values[section])
+        names = dict.fromkeys(name for row in rows for name in flat_names(row.values[section]))
         for name in names:
-            seen = {json.dumps(row.values[section].get(name), sort_keys=True) for row in rows}
+            seen = {json.dumps(look_up(row.values, f"{section}.{name}"), sort_keys=True) for row in rows}
             if len(seen) > 1:
                 keys.append(f"{section}.{name}")
     if len({row.values["device_name"] for row in rows}) > 1:
@@ -254,10 +254,24 @@ def varied_keys(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def flat_names(section: dict[str, Any]) -> list[str]:
+    """List a section's keys, and for a mapping those inside it: ``args.depth``."""
+    names = []
+    for name, value in section.items():
+        names += [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else [name]
+    return names
+
+
 def look_up(values: dict[str, Any], dotted: str) -> Any:
-    """Give a value by its dotted key."""
+    """Give a value by its dotted key; ``model.args.depth`` reaches into a mapping."""
     section, dot, name = dotted.partition(".")
-    return values[section].get(name) if dot else values.get(dotted)
+    if not dot:
+        return values.get(dotted)
+    outer, dot, inner = name.partition(".")
+    mapping = values[section].get(outer)
+    if dot and name not in values[section]:
+        return mapping.get(inner) if isinstance(mapping, dict) else None
+    return values[section].get(name)
 
 
 def sort_key(values: dict[str, Any], dotted: str) -> tuple[int, float, str]:

@@ -60,21 +60,21 @@ class ModelConfig(Section):
     vocab_size: Count | None = None
     """Token ids. Left out with head none: the inputs are vectors of d_model numbers, no embedding."""
     head: Literal["lm", "none"] = "lm"
-    """lm: logits over the vocabulary. none: the output is the last hidden state."""
+    """lm: logits over the vocabulary (vit: over its classes). none: the output is the last hidden state."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Drop probability after embedding, attention and FFN, and of attention weights."""
     tie_embeddings: bool = False
     """Whether the head shares the token embedding's weight."""
     attention: Attention = "auto"
     """SDPA backend; eager materialises the scores in plain operations."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each part (GPT-2, Llama) or after the residual sum (the 2017 transformer)."""
+    norm_position: Literal["pre", "post"] | None = None
+    """Norm before each part (GPT-2) or after the sum (the 2017 transformer). Left out: post for bert, else pre."""
     activation: Literal["gelu", "relu", "swiglu"] | None = None
-    """FFN activation; swiglu has a third, gating matrix. Left out: gelu for gpt, swiglu for llama."""
+    """FFN activation; swiglu has a third, gating matrix. Left out: swiglu for llama, gelu for the others."""
     freeze_embedding: bool = False
     """Whether embeddings get no gradient, as in fine-tuning; then the first block's input needs none."""
     residual: Literal["standard", "reversible"] = "standard"
-    """reversible: two coupled streams, so that inputs can be rebuilt from outputs (RevNet, Reformer)."""
+    """reversible: two coupled streams, whose inputs can be rebuilt from outputs (RevNet, Reformer); needs pre-norm."""
 
     def own_seq_len(self) -> int | None:
         """Give the sequence length that the model itself decides, None where it takes any."""
@@ -92,13 +92,20 @@ class ModelConfig(Section):
             raise ValueError(f"d_ff lists {len(self.d_ff)} widths for n_layers {self.n_layers}")
         if self.head == "lm" and self.vocab_size is None and self.family != "vit":
             raise ValueError("head lm needs vocab_size (or write head: none)")
-        if self.tie_embeddings and (self.head != "lm" or self.vocab_size is None):
+        if self.tie_embeddings and self.head != "lm":
             raise ValueError("tie_embeddings needs head lm")
-        if self.freeze_embedding and self.vocab_size is None:
-            raise ValueError("freeze_embedding needs vocab_size: without it there is no embedding")
+        if self.vocab_size is None and (self.tie_embeddings or self.freeze_embedding):
+            key = "tie_embeddings" if self.tie_embeddings else "freeze_embedding"
+            raise ValueError(f"{key} needs vocab_size: without it there is no embedding")
         if self.freeze_embedding and self.tie_embeddings:
             raise ValueError("freeze_embedding with tie_embeddings would freeze the head too")
+        if self.residual == "reversible" and not self.norms_first():
+            raise ValueError("residual reversible needs norm_position: pre, since a norm after the sum has no inverse")
         return self
+
+    def norms_first(self) -> bool:
+        """Tell whether norms come before each part, by the family's rule where the file names none."""
+        return (self.norm_position or ("post" if self.family == "bert" else "pre")) == "pre"
 
     def ffn_widths(self) -> tuple[int, ...]:
         """Give the inner FFN width of every block, the family's rule where the file names none.
@@ -108,11 +115,9 @@ class ModelConfig(Section):
         """
         if isinstance(self.d_ff, tuple):
             return self.d_ff
-        if self.d_ff is not None:
-            return (self.d_ff,) * self.n_layers
         gated = self.ffn_activation() == "swiglu"
-        width = math.ceil(self.d_model * 8 / 3 / 32) * 32 if gated else 4 * self.d_model
-        return (width,) * self.n_layers
+        rule = math.ceil(self.d_model * 8 / 3 / 32) * 32 if gated else 4 * self.d_model
+        return (self.d_ff or rule,) * self.n_layers
 
     def ffn_activation(self) -> str:
         """Give the FFN activation, the family's own where the file names none."""
@@ -143,8 +148,6 @@ class VitConfig(ModelConfig):
     def _check_image(self) -> "VitConfig":
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
-        if self.tie_embeddings or self.freeze_embedding:
-            raise ValueError("tie_embeddings and freeze_embedding are about tokens; a vit has none")
         return self
 
 
@@ -165,8 +168,9 @@ class HfConfig(Section):
     """The library's attn_implementation; auto leaves the choice to it."""
 
     def own_seq_len(self) -> int | None:
-        """Take any sequence length; image models are checked where they are built."""
-        return None
+        """Count the patches and class token of a vit; other models are checked where they are built."""
+        size, patch = self.config.get("image_size", 224), self.config.get("patch_size", 16)
+        return (size // patch) ** 2 + 1 if self.arch == "vit" and type(size) is type(patch) is int and patch else None
 
     @model_validator(mode="after")
     def _check(self) -> "HfConfig":
@@ -193,8 +197,7 @@ class CustomConfig(Section):
     ffn_part: str | None = None
     """Path inside a block of its FFN. Left out: found by name."""
     batch: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
-    """package.module:function (batch_size, seq_len, generator) that gives inputs and targets. Left out: token ids
-    below vocab_size."""
+    """package.module:function (batch_size, seq_len, generator) that gives inputs and targets. Left out: token ids."""
     loss: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
     """package.module:function (output, targets) that gives the loss. Left out: mean cross entropy."""
     vocab_size: Count | None = None
@@ -270,13 +273,13 @@ class TrainConfig(Section):
             raise ValueError("optimizer_in_backward frees each gradient at once, so grad_accumulation must be 1")
         if self.optimizer_in_backward and self.precision == "fp16":
             raise ValueError("optimizer_in_backward updates before fp16's gradient scaling can look; use bf16")
-        if self.optimizer_in_backward and self.optimizer_on_host:
-            raise ValueError("optimizer_in_backward and optimizer_on_host exclude each other")
+        if self.optimizer_on_host and (self.optimizer_in_backward or self.optimizer == "adamw-8bit"):
+            raise ValueError("optimizer_on_host goes neither with optimizer_in_backward nor with adamw-8bit; drop one")
         if self.optimizer_in_backward and not self.set_to_none:
             raise ValueError("optimizer_in_backward frees gradients, so set_to_none cannot be false")
-        if self.optimizer in ("adafactor", "adamw-8bit") and self.optimizer_implementation in ("fused", "foreach"):
-            if not (self.optimizer == "adafactor" and self.optimizer_implementation == "foreach"):
-                raise ValueError(f"{self.optimizer} has no {self.optimizer_implementation} implementation")
+        lacking = {"adafactor": ("fused",), "adamw-8bit": ("for-loop", "foreach", "fused")}
+        if self.optimizer_implementation in lacking.get(self.optimizer, ()):
+            raise ValueError(f"{self.optimizer} has no {self.optimizer_implementation} implementation")
         return self
 
 
@@ -345,9 +348,8 @@ class StrategySpec(Section):
         if self.options.get("offload"):
             text += "+offload"
         for key, value in sorted(self.options.items()):
-            if key == "offload":
-                continue
-            text += f",{key}" if value else f",{key}=false"
+            if key != "offload":
+                text += f",{key}" if value else f",{key}=false"
         return text
 
 
@@ -374,8 +376,7 @@ class RunConfig(Section):
     def configuration_id(self) -> str:
         """Name what is measured, not how often: equal for every round of the same configuration."""
         content = self.model_dump(mode="json", include={"model", "train", "strategy"})
-        content["seed"], content["threads"] = self.run.seed, self.run.threads
-        content["device"] = self.run.device
+        content |= {"seed": self.run.seed, "threads": self.run.threads, "device": self.run.device}
         return digest(content)
 
 

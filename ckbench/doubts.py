@@ -15,6 +15,8 @@ CLOCK_SHARE = 0.8
 DRIFT = 0.10
 DRIFT_P_VALUE = 0.001
 ESTIMATE_TOLERANCE = 0.05
+STORES_SCORES = ("eager", "math")
+"""Ways to compute attention that keep the scores, batch x heads x seq x seq, for backward."""
 IDLE_DEVICE_BYTES = GIB_BYTES
 """A GPU that nobody computes on holds less: the driver's own share and a desktop."""
 
@@ -147,6 +149,30 @@ def _no_effect(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doub
         )
 
     yield from _gather(comparison, idle, lambda rows: "no region was recomputed: the strategy had no effect", "")
+
+
+def _core(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
+    """Name rows that recompute the attention core for nothing: a fused kernel keeps no scores that could be dropped."""
+    bases = {row.group: row.values["saved_bytes"] for row in comparison.rows if row.is_ok and row.label == "none"}
+
+    def in_vain(row: Row) -> bool:
+        regions = (row.values["plan"] or {}).get("regions", ())
+        if not row.is_ok or not any(region["part"] == "core" for region in regions):
+            return False
+        saved, base = row.values["saved_bytes"], bases.get(row.group)
+        if saved is None or base is None:
+            return row.values["model"].get("attention") not in STORES_SCORES
+        return bool(saved * ORDER_TOLERANCE >= base)
+
+    yield from _gather(
+        comparison,
+        in_vain,
+        lambda rows: (
+            f"recomputes the attention core with attention: {rows[0].values['model'].get('attention')} "
+            "and keeps hardly less for it"
+        ),
+        "a fused kernel stores no scores; the core pays with attention: eager, or in long sequences",
+    )
 
 
 def _owner(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
@@ -351,6 +377,7 @@ CHECKS: tuple[Check, ...] = (
     _calls,
     _no_effect,
     _order,
+    _core,
     _owner,
     _flops_gap,
     _spread,

@@ -22,6 +22,8 @@ class StackShape:
     parts: frozenset[str] = frozenset({"ffn", "attention", "core"})
     block_saved_bytes: tuple[int, ...] | None = None
     """What autograd keeps inside each block, measured on the device; None until it is."""
+    precision: str = "fp32"
+    """Arithmetic of the step, as ``train.precision`` names it."""
     is_invertible: bool = False
     """Whether blocks can rebuild their input from their output."""
     has_native: bool = False

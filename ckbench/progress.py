@@ -33,6 +33,10 @@ class Lines:
         self.n_done += 1
         tell(f"[{self.n_done}/{self.n_jobs}] {outcome(job, record)}; {format_duration(left_s)} left")
 
+    def say(self, line: str) -> None:
+        """Write the line."""
+        tell(line)
+
 
 class Bar:
     """A progress bar with trial, phase and time left."""
@@ -54,7 +58,11 @@ class Bar:
         """Move on."""
         self.progress.update(self.task, advance=1, left=f"{format_duration(left_s)} left")
         if record.status != "ok":
-            self.progress.console.print(outcome(job, record), markup=False, highlight=False)
+            self.say(outcome(job, record))
+
+    def say(self, line: str) -> None:
+        """Write the line above the bar."""
+        self.progress.console.print(line, markup=False, highlight=False)
 
 
 def opening(n_jobs: int, n_resumed: int) -> str:

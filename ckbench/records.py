@@ -10,7 +10,7 @@ from typing import Any
 
 SCHEMA = 1
 
-STATUSES = ("ok", "oom", "killed", "timeout", "recompute_mismatch", "invalid", "error")
+STATUSES = ("ok", "skipped", "oom", "killed", "timeout", "recompute_mismatch", "invalid", "error")
 FAILED = ("killed", "timeout", "recompute_mismatch", "invalid", "error")
 PHASES = ("forward", "loss", "backward", "optimizer")
 
@@ -44,7 +44,7 @@ class Record:
     order: int = 0
     """Position of the trial in its session, from 0: the order of measurement."""
     status: str = "ok"
-    """ok, oom, killed, timeout, recompute_mismatch, invalid or error."""
+    """ok, oom, killed, timeout, recompute_mismatch, invalid, error, or skipped (not started: it could not fit)."""
     message: str | None = None
     """Why the trial did not end ok."""
     failed_phase: str | None = None
@@ -127,7 +127,7 @@ class Record:
     host_store_peak_bytes: int | None = None
     """Most that the trial itself moved to host memory at one time: offloaded activations and optimizer state."""
     compile_s: float | None = None
-    """Time that torch.compile took, first step included; never part of a step time."""
+    """Time inside torch.compile, none of it running the step; a warm compiler cache shortens it."""
     warmup_steps_done: int | None = None
     """Untimed steps, at least one of them with an executed optimizer step."""
     skipped_optimizer_steps: int | None = None
@@ -175,7 +175,7 @@ class Record:
     flops_ratio: float | None = None
     """FLOPs of a step over the baseline's; filled when rows are compared."""
     estimate_peak_bytes: int | None = None
-    """Estimated peak; None until there is an estimate."""
+    """Estimated peak of a steady step, as peak_allocated_bytes; None where it could not be estimated."""
 
     def to_json(self) -> dict[str, Any]:
         """Give the record as plain data; a number that is none (a gradient that is not finite) is unknown."""

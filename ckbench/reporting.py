@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ckbench import registry, store, table
-from ckbench.compare import Comparison, Row, compare, look_up, sort_key, varied_keys
+from ckbench.compare import Comparison, Row, compare, flat_names, look_up, sort_key, varied_keys
 from ckbench.errors import ConfigError, StoreError
 from ckbench.store import Skipped
 
@@ -61,7 +61,8 @@ def draw(
 def _split(comparison: Comparison, key: str) -> list[Comparison]:
     """Cut a comparison by the value of one key."""
     first = comparison.rows[0].values
-    known = {*(f"{s}.{name}" for s in ("model", "train") for name in first[s]), "strategy", "study", "device_name"}
+    keys = (f"{section}.{name}" for section in ("model", "train") for name in flat_names(first[section]))
+    known = {*keys, "strategy", "study", "device_name"}
     dotted = key if key in known else next((k for k in sorted(known) if k.partition(".")[2] == key), None)
     if dotted is None:
         raise ConfigError(f"--group-by {key!r}: unknown key{registry.did_you_mean(key, sorted(known))}")

@@ -1,9 +1,10 @@
 """Run a study: one trial after the other, rounds alternating, each record kept the moment it exists."""
 
+import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any, Protocol
 from ckbench import store
 from ckbench.compare import Row, compare
 from ckbench.config import RunConfig, StrategySpec
+from ckbench.engine.worker import blank_record
 from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED
+from ckbench.forecast import Forecast
 from ckbench.launch import Launcher
 from ckbench.records import FAILED, Record
 from ckbench.store import ResultStore
@@ -47,6 +50,10 @@ class Watcher(Protocol):
         """Hear that a trial has ended, and about how long the rest will take."""
         ...
 
+    def say(self, line: str) -> None:
+        """Hear something that people should know at once."""
+        ...
+
 
 @dataclass(kw_only=True)
 class Session:
@@ -77,12 +84,21 @@ def open_study_device(study: Study, launcher: Launcher) -> tuple[dict[str, Any],
 
 
 def run_session(
-    study: Study, *, out: Path, launcher: Launcher, watcher: Watcher, resume: bool = False, retry_oom: bool = False
+    study: Study,
+    *,
+    out: Path,
+    launcher: Launcher,
+    watcher: Watcher,
+    resume: bool = False,
+    retry_oom: bool = False,
+    estimates: bool = True,
+    skip_oom: bool = False,
 ) -> Session:
     """Measure every point of a study under every strategy. Ctrl-C ends it; what is finished is kept.
 
     ``resume`` goes on with an earlier session of the same study: finished trials are skipped, and what did not
-    fit counts as finished unless ``retry_oom``.
+    fit counts as finished unless ``retry_oom``. ``estimates`` puts an estimated peak beside each measured one and warns
+    of what cannot fit; ``skip_oom`` does not start that.
     Raises CkbenchError before the first trial where something cannot work at all.
     """
     device, points, notes = open_study_device(study, launcher)
@@ -95,13 +111,14 @@ def run_session(
             session_id=earlier.session_id, path=results.path, device=device, notes=notes, records=earlier.records
         )
         failed, order = set(earlier.no_room), 0
+        forecast = Forecast(device, launcher) if estimates or skip_oom else None
         try:
             for batch in itertools.chain([jobs], _more_rounds(points, device["run_device"], session)):
                 todo = [(order + i, job) for i, job in enumerate(batch) if not earlier.has_finished(job)]
                 order += len(batch)
                 watcher.begin(len(todo), len(batch) - len(todo))
                 _complete(batch, earlier, session, results)
-                _run_jobs(todo, failed, session, results, launcher, watcher)
+                _run_jobs(todo, failed, session, results, launcher, watcher, forecast, skip_oom)
         except KeyboardInterrupt:
             session.is_interrupted = True
     return session
@@ -158,6 +175,8 @@ def _run_jobs(
     results: ResultStore,
     launcher: Launcher,
     watcher: Watcher,
+    forecast: Forecast | None,
+    skip_oom: bool,
 ) -> None:
     """Run jobs, each with its place in the whole order; add to ``failed`` the configurations that did not end ok."""
     begun = time.monotonic()
@@ -166,16 +185,18 @@ def _run_jobs(
         configuration = job.config.configuration_id()
         if configuration in failed:
             continue  # what does not fit, or fails, does so in every round
-        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = launcher.run(job.config, job.round, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
-        record.started_at, record.session_id, record.order = started_at, session.session_id, order
-        record.study_notes = session.notes
-        if not record.environment.get("code"):
-            record.environment = {**session.device["facts"], **record.environment}
-            if job.config.run.threads is not None:
-                record.environment["threads"] = job.config.run.threads
-        if not record.device_name:
-            record.device, record.device_name = session.device["label"], session.device["name"]
+        estimate, warning = None, None
+        if forecast is not None:
+            watcher.trial(job, "estimate")
+            estimate = forecast.of(job.config, (other.config for _, other in jobs))
+            warning = forecast.warning(estimate)
+            if warning is not None and job.round == 0 and not skip_oom:
+                watcher.say(f"{job.config.strategy.label}: {warning}")
+        if warning is not None and skip_oom:
+            record = _skipped(job, order, session, warning)
+        else:
+            record = measure_job(job, order, session, launcher, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
+        record.estimate_peak_bytes = estimate.peak_allocated_bytes if estimate is not None else None
         _keep(record, job, session, results)
         if record.status != "ok":
             failed.add(configuration)
@@ -184,10 +205,46 @@ def _run_jobs(
         watcher.done(job, record, (time.monotonic() - begun) / done * left)
 
 
+def _skipped(job: Job, order: int, session: Session, why: str) -> Record:
+    """Make the record of a trial that was not started."""
+    record = blank_record(job.config, job.round)
+    record.status, record.message = "skipped", f"not started: {why}"
+    record.started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    record.session_id, record.order, record.study_notes = session.session_id, order, session.notes
+    record.environment = dict(session.device["facts"])
+    record.device, record.device_name = session.device["label"], session.device["name"]
+    return record
+
+
+def measure_job(job: Job, order: int, session: Session, launcher: Launcher, progress: Callable[[str], None]) -> Record:
+    """Run one trial and note in its record what only the session knows."""
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    record = launcher.run(job.config, job.round, progress)
+    record.started_at, record.session_id, record.order = started_at, session.session_id, order
+    record.study_notes = session.notes
+    if not record.environment.get("code"):
+        record.environment = {**session.device["facts"], **record.environment}
+        if job.config.run.threads is not None:
+            record.environment["threads"] = job.config.run.threads
+    if not record.device_name:
+        record.device, record.device_name = session.device["label"], session.device["name"]
+    return record
+
+
+@contextlib.contextmanager
+def open_store(out: Path, name: str, device: dict[str, Any], notes: list[str]) -> Iterator[tuple[Session, ResultStore]]:
+    """Open a results folder for a new session."""
+    with ResultStore(out, name, uuid.uuid4().hex[:8]) as results:
+        yield (
+            Session(session_id=results.session_id, path=results.path, device=device, notes=notes),
+            results,
+        )
+
+
 def _keep(record: Record, job: Job, session: Session, results: ResultStore) -> None:
     """Append a record, and one for each spec that shares its plan."""
     for each in (record, *_twins(record, job)):
-        _append(each, session, results)
+        store_record(each, session, results)
 
 
 def _twins(record: Record, job: Job) -> list[Record]:
@@ -204,7 +261,8 @@ def _twins(record: Record, job: Job) -> list[Record]:
     ]
 
 
-def _append(record: Record, session: Session, results: ResultStore) -> None:
+def store_record(record: Record, session: Session, results: ResultStore) -> None:
+    """Append a record under a name of its own."""
     record.record_id = uuid.uuid4().hex[:16]
     results.append(record)
     session.records.append(record.to_json())
@@ -276,7 +334,7 @@ def _complete(jobs: list[Job], earlier: Earlier, session: Session, results: Resu
         record = earlier.finished.get(_key(job.config, job.round))
         for twin in _twins(Record(**record), job) if record is not None else ():
             if (twin.configuration_id, twin.round) not in there:
-                _append(twin, session, results)
+                store_record(twin, session, results)
 
 
 def exit_code(session: Session, *, strict: bool) -> int:

@@ -165,11 +165,24 @@ def resolve(spec: StrategySpec, stack: StackShape) -> Plan:
     options = {**DEFAULTS, **spec.options}
     if options["offload"] and (plan.native or plan.compile_budget is not None):
         raise PlanError(f"{spec.name} decides inside the library or the compiler; offload cannot be added to it")
+    if options["offload"] and plan.offload:
+        raise PlanError(f"{spec.name} offloads already; leave the option out")
+    if any(region.mode == "invert" for region in plan.walk()):
+        idle = [key for key in OPTIONS if key != "preserve_rng" and options[key] != DEFAULTS[key]]
+        if idle:
+            kept = f"{spec.name} keeps the stack's output alone and rebuilds every input from it"
+            raise PlanError(f"{kept}, so {', '.join(idle)} has nothing to act on; leave it out")
+    if not plan.regions:
+        idle = [key for key in OPTIONS if key != "offload" and options[key] != DEFAULTS[key]]
+        if idle:
+            raise PlanError(
+                f"{spec.name} has no region of ours, so {', '.join(idle)} has nothing to act on; leave it out"
+            )
     if options.pop("skip_last"):
         plan = plan.without_last_leaf()
     plan = replace(plan, offload=plan.offload or options["offload"])
     if not plan.regions:
-        return plan  # nothing is recomputed, so the other options have nothing to act on
+        return plan
     return replace(
         plan,
         early_stop=options["early_stop"],

@@ -68,12 +68,13 @@ class Point:
     @property
     def stack(self) -> StackShape:
         """Describe the stack of blocks to strategies, as far as the study tells."""
-        model = self.model
+        model, precision = self.model, self.train.precision
         if isinstance(model, ModelConfig):
-            return StackShape(n_layers=model.n_layers, is_invertible=model.residual == "reversible")
+            is_invertible = model.residual == "reversible"
+            return StackShape(n_layers=model.n_layers, precision=precision, is_invertible=is_invertible)
         if model.n_layers is None:
             raise NotYetMeasured("how many blocks this model has is known once it is built")
-        return StackShape(n_layers=model.n_layers, has_native=isinstance(model, HfConfig))
+        return StackShape(n_layers=model.n_layers, precision=precision, has_native=isinstance(model, HfConfig))
 
     def plans(self) -> list[tuple[StrategySpec, Plan | None, StrategySpec | None]]:
         """Resolve every spec; the third item names an earlier spec with the very same plan.

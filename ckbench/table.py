@@ -10,7 +10,10 @@ from ckbench.store import Skipped
 from ckbench.units import UNKNOWN, clean, format_count, format_mib, format_ms, format_percent, one_line
 
 HEADER_KEYS = {
-    "model": ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "dropout", "attention"),
+    "model": (
+        *("family", "arch", "path", "build", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size"),
+        *("dropout", "attention", "config", "args", "batch", "loss"),
+    ),
     "train": ("batch_size", "seq_len", "precision", "optimizer", "grad_accumulation", "loss"),
 }
 PARITY_MARKS = {
@@ -75,6 +78,8 @@ def _columns(comparison: Comparison) -> list[Column]:
         for key in comparison.varied
     ]
     known = {key for row in comparison.rows for key, value in row.values.items() if value is not None}
+    if "estimate_peak_bytes" in known:
+        known.add("estimate_error")
     return varied + [column for column in COLUMNS if column.key in known or column.priority <= ALWAYS]
 
 
@@ -88,6 +93,8 @@ def cell(value: Any) -> str:
         return UNKNOWN
     if isinstance(value, list):
         return " ".join(cell(item) for item in value)
+    if isinstance(value, dict):
+        return " ".join(f"{key}={cell(item)}" for key, item in value.items())
     return str(value)
 
 
@@ -105,6 +112,11 @@ def _is_base(values: dict[str, Any]) -> bool:
 
 def _peak_change(values: dict[str, Any]) -> str:
     return "base" if _is_base(values) else format_percent(values.get("peak_change_ratio"))
+
+
+def _estimate_error(values: dict[str, Any]) -> str:
+    estimate, peak = values["estimate_peak_bytes"], values["peak_allocated_bytes"]
+    return format_percent(estimate / peak - 1) if estimate is not None and peak else UNKNOWN
 
 
 def _strategy(values: dict[str, Any]) -> str:
@@ -147,6 +159,10 @@ COLUMNS = [
         text=lambda v: format_mib(v.get("nvml_device_grown_bytes")),
         priority=16,
     ),
+    Column(
+        key="estimate_peak_bytes", head="est. MiB", text=lambda v: format_mib(v["estimate_peak_bytes"]), priority=11
+    ),
+    Column(key="estimate_error", head="est. error", text=_estimate_error, priority=12),
     Column(key="step_s_median", head="step ms", text=lambda v: format_ms(v["step_s_median"]), priority=2),
     Column(
         key="step_s_low",
@@ -178,11 +194,8 @@ def header(comparison: Comparison) -> list[str]:
     rows = [row.values for row in comparison.rows]
     lines = [f"study {' + '.join(dict.fromkeys(v['study'] for v in rows))}"]
     for section, keys in HEADER_KEYS.items():
-        parts = [
-            f"{key} {cell(rows[0][section].get(key))}"
-            for key in keys
-            if f"{section}.{key}" not in comparison.varied and rows[0][section].get(key) is not None
-        ]
+        shared = {key: _without_varied(section, key, rows[0], comparison.varied) for key in keys}
+        parts = [f"{key} {cell(value)}" for key, value in shared.items() if value is not None and value != {}]
         lines.append(f"{section}: {', '.join(parts)}")
     parameters = sorted({v["n_parameters"] for v in rows if v["n_parameters"] is not None})
     if parameters:
@@ -197,6 +210,14 @@ def header(comparison: Comparison) -> list[str]:
     if names:
         lines.append(f"baseline: {', '.join(names)}; {_settings(rows)}")
     return lines
+
+
+def _without_varied(section: str, key: str, values: dict[str, Any], varied: tuple[str, ...]) -> Any:
+    """Give a config value as far as all rows share it: None where it varies, a mapping without what varies in it."""
+    dotted, value = f"{section}.{key}", values[section].get(key)
+    if isinstance(value, dict):
+        return {inner: item for inner, item in value.items() if f"{dotted}.{inner}" not in varied}
+    return None if dotted in varied else value
 
 
 def _device_line(rows: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Apply a Plan to the blocks of any module, from outside; the only caller of torch.utils.checkpoint.
+"""Apply a Plan to the blocks of any module, from outside; the only caller of torch.utils.checkpoint.checkpoint.
 
 The forward of each covered module is replaced on the instance. A region over several modules works in
 one pass of the model's own loop: its earlier modules only record what they were called with and hand
@@ -6,75 +6,34 @@ their input on, the last one runs them all inside one checkpoint call. So argume
 block to block survive, and the model's code knows nothing of it. A part with its pre-norm
 (norm, then FFN) is such a chain of two modules. A module that stands at several places of the stack
 (shared layers) gets a forward for each place, which its calls take in turn.
+
+Compiled blocks: regions of whole blocks lie around the compiled code, others inside it (``inside.py``).
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ckbench.engine.calls import PLAIN, Call, Forward, flatten, take_hidden
+from ckbench.engine.counts import Counts
+from ckbench.engine.inside import Inside, hand_on, lies_inside
+from ckbench.engine.offload import Offloader
+from ckbench.engine.reversible import Inverted
+from ckbench.engine.selective import Selection
 from ckbench.errors import PlanError
-from ckbench.models.base import BuiltModel
+from ckbench.models.base import BuiltModel, Counted
 from ckbench.plan import Plan, Region
 
-Forward = Callable[..., Any]
+if TYPE_CHECKING:
+    from ckbench.engine.compiling import BlockCompiler
 
-
-@dataclass
-class Counts:
-    """What ran, split at the turn from forward to backward; ``in_backward`` is set by the step."""
-
-    in_backward: bool = False
-    block_calls_forward: list[int] = field(default_factory=list)
-    block_calls_backward: list[int] = field(default_factory=list)
-    region_calls_forward: int = 0
-    region_calls_backward: int = 0
-
-    def clear(self) -> None:
-        """Start counting anew."""
-        self.block_calls_forward = [0] * len(self.block_calls_forward)
-        self.block_calls_backward = [0] * len(self.block_calls_backward)
-        self.region_calls_forward = self.region_calls_backward = 0
-
-    def enter_block(self, index: int) -> None:
-        """Note the start of one block's own forward."""
-        calls = self.block_calls_backward if self.in_backward else self.block_calls_forward
-        calls[index] += 1
-
-    def enter_region(self) -> None:
-        """Note the start of a region's body."""
-        if self.in_backward:
-            self.region_calls_backward += 1
-        else:
-            self.region_calls_forward += 1
-
-
-@dataclass
-class _Call:
-    """One module's arguments, its first tensor (the hidden state) taken out."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    hidden_key: str | None
-
-    def run(self, forward: Forward, hidden: Any) -> Any:
-        if self.hidden_key is None:
-            return forward(hidden, *self.args, **self.kwargs)
-        return forward(*self.args, **{self.hidden_key: hidden}, **self.kwargs)
-
-    def filled(self, flat: Sequence[Any]) -> "_Call":
-        """Give this call, whose arguments are slots of ``flat``, with the arguments themselves."""
-        args = tuple(_put_back(slot, flat) for slot in self.args)
-        return _Call(args, {key: _put_back(slot, flat) for key, slot in self.kwargs.items()}, self.hidden_key)
-
-
-PLAIN = _Call((), {}, None)
-"""A module called with the hidden state and nothing else."""
+HAVE_NORMS = ("ffn", "attention")
+"""Parts that come with a norm of their own, where its output feeds them alone."""
 
 
 class AppliedPlan:
@@ -85,27 +44,36 @@ class AppliedPlan:
     ) -> None:
         if plan.n_layers != len(model.blocks):
             raise PlanError(f"plan for {plan.n_layers} blocks, model has {len(model.blocks)}")
+        if model.apart and any(region.n_blocks > 1 for region in plan.walk()):
+            raise PlanError(f"a region cannot span several blocks of this model: {model.apart}")
         self.plan = plan
         n = len(model.blocks)
         self.counts = Counts(block_calls_forward=[0] * n, block_calls_backward=[0] * n)
         self.notes: list[str] = []
         self._patched: dict[nn.Module, Any] = {}
         self._forwards = _by_place(model)
+        compiled = compiled or plan.compile_budget is not None
+        inside = [region for region in plan.regions if compiled and lies_inside(region)]
+        make = Inside()
+        for region in inside:
+            self._put_inside(self._chain(model, region), region, make)
+        self._compiler = _build_compiler(model, plan) if compiled else None
         for i, block in enumerate(model.blocks):
-            self._forwards[block][i] = self._counted(i, block.forward)
+            forward = self._forwards[block][i]
+            if self._compiler is not None:
+                forward = make.checked(self._compiler.compile(forward))
+            self._forwards[block][i] = forward if plan.native else self._counted(i, forward)
         for region in plan.regions:
-            if region.part == "block":
-                self._cover([(model.blocks[i], i) for i in range(region.start, region.stop)], region)
-            else:
-                chain = model.parts[region.start].get(region.part)
-                if not chain:
-                    raise PlanError(f"block {region.start} has no {region.part} part")
-                if len(chain) == 1 and not self.notes:
-                    self.notes.append(f"{region.part} without its norm: the norm's output is used elsewhere too")
-                self._cover([(module, region.start) for module in chain], region)
+            if region not in inside:
+                self._cover(self._chain(model, region), region)
+        self._offloader = Offloader(model, offload_cap_bytes) if plan.offload else None
+        if self._offloader is not None:
+            for i, block in enumerate(model.blocks):
+                self._forwards[block][i] = self._offloader.wrap(i, self._forwards[block][i])
         for module, by_place in self._forwards.items():
             if any(forward != module.forward for forward in by_place.values()):
                 self._patch(module, _in_turn(list(by_place.values())))
+        self._disable_native = _enable_native(model, plan, self._counted)
 
     def remove(self) -> None:
         """Give every module its own forward back."""
@@ -116,10 +84,53 @@ class AppliedPlan:
                 object.__setattr__(module, "forward", own)
         self._patched.clear()
         self._forwards.clear()
+        if self._disable_native is not None:
+            self._disable_native()
+            self._disable_native = None
+        if self._compiler is not None:
+            self._compiler.remove()
+
+    def start_step(self) -> None:
+        """Let go of what an interrupted step may have left on the host."""
+        if self._offloader is not None:
+            self._offloader.start_step()
 
     def figures(self) -> dict[str, Any]:
-        """Give record fields that the plan's application knows."""
-        return {}
+        """Give record fields that the plan's application knows, once steps have run.
+
+        What runs inside compiled code cannot be counted, so it is unknown.
+        """
+        figures = {} if self._offloader is None else self._offloader.figures()
+        if self._compiler is not None:
+            figures |= {"compile_s": self._compiler.seconds(), "notes": self._compiler.notes()}
+            inside = [region for region in self.plan.regions if lies_inside(region)]
+            if inside:
+                figures["region_calls_backward"] = None
+            if self.plan.compile_budget is not None or any(region.part == "block" for region in inside):
+                figures["block_calls_backward"] = None
+        return figures
+
+    def _chain(self, model: BuiltModel, region: Region) -> list[tuple[nn.Module, int]]:
+        """List the modules that a region covers, with their places in the stack, in the order they run."""
+        if region.part == "block":
+            return [(model.blocks[i], i) for i in range(region.start, region.stop)]
+        chain = model.parts[region.start].get(region.part)
+        if not chain:
+            raise PlanError(f"block {region.start} has no {region.part} part")
+        if len(chain) == 1 and region.part in HAVE_NORMS and not self.notes:
+            self.notes.append(f"{region.part} without its norm: the norm's output is used elsewhere too")
+        return [(module, region.start) for module in chain]
+
+    def _put_inside(self, chain: Sequence[tuple[nn.Module, int]], region: Region, make: Inside) -> None:
+        """Make ``chain`` run as one region inside the compiled code of its block."""
+        if not (self.plan.early_stop and self.plan.preserve_rng):
+            note = "inside compiled code a region has no early stop, and its random numbers are always kept"
+            self.notes += [] if note in self.notes else [note]
+        forward = make.region(region, [self._forwards[module][place] for module, place in chain])
+        for module, place in chain[:-1]:
+            self._forwards[module][place] = hand_on
+        last, place = chain[-1]
+        self._forwards[last][place] = forward
 
     def _patch(self, module: nn.Module, forward: Forward) -> None:
         self._patched.setdefault(module, module.__dict__.get("forward"))
@@ -137,17 +148,22 @@ class AppliedPlan:
     def _cover(self, chain: Sequence[tuple[nn.Module, int]], region: Region) -> None:
         """Make ``chain``, modules with their places in the stack, run as one region."""
         forwards = [self._forwards[module][place] for module, place in chain]
-        covered = _Covered(region, forwards, self.plan, self.counts)
-        calls: list[_Call] = []
+        covered: _Covered | Inverted
+        if region.mode == "invert":
+            modules = [module for module, _ in chain]
+            covered = Inverted(modules, region.start, self.counts, preserve_rng=self.plan.preserve_rng)
+        else:
+            covered = _Covered(region, forwards, self.plan, self.counts)
+        calls: list[Call] = []
         is_chain = len(chain) > 1
 
         def recording_forward(*args: Any, **kwargs: Any) -> Any:
-            call, hidden = _take_hidden(args, kwargs)
+            call, hidden = take_hidden(args, kwargs)
             calls.append(call)
             return hidden
 
         def running_forward(*args: Any, **kwargs: Any) -> Any:
-            call, hidden = _take_hidden(args, kwargs)
+            call, hidden = take_hidden(args, kwargs)
             if call is PLAIN and not is_chain:
                 return covered.run_plain(hidden)
             recorded = [*calls, call]
@@ -168,9 +184,12 @@ class _Covered:
         self.region = region
         self.counts = counts
         self.reentrant = plan.reentrant
+        self.selection = Selection(region) if region.save_ops else None
         self.options: dict[str, Any] = {"use_reentrant": plan.reentrant, "preserve_rng_state": plan.preserve_rng}
         if not plan.reentrant:
             self.options["early_stop"] = plan.early_stop
+        if self.selection is not None:
+            self.options["context_fn"] = self.selection.contexts
         self.steps: list[tuple[Forward | _Covered, int, int]] = []
         """What runs in order, each with its span in ``forwards``: modules, and regions inside this one."""
         for item in region.items() if region.part == "block" else range(region.start, region.start + len(forwards)):
@@ -182,7 +201,7 @@ class _Covered:
                 self.steps.append((forwards[start], start, start + 1))
         self.plain_steps = [step.run_plain if isinstance(step, _Covered) else step for step, _, _ in self.steps]
 
-    def run(self, calls: Sequence[_Call], hidden: Any) -> Any:
+    def run(self, calls: Sequence[Call], hidden: Any) -> Any:
         """Run the region, recomputed later from ``hidden`` and the arguments of the modules' ``calls``.
 
         The arguments go through the checkpoint call as one flat tuple: its reentrant variant only
@@ -190,14 +209,14 @@ class _Covered:
         """
         if all(call is PLAIN for call in calls):
             return self.run_plain(hidden)
-        flat, slots = _flatten(calls)
+        flat, slots = flatten(calls)
         return self._checkpoint(partial(self._body, slots), hidden, *flat)
 
     def run_plain(self, hidden: Any) -> Any:
         """Run the region where modules take nothing but the hidden state."""
         return self._checkpoint(self._plain_body, hidden)
 
-    def _body(self, slots: Sequence[_Call], hidden: Any, *flat: Any) -> Any:
+    def _body(self, slots: Sequence[Call], hidden: Any, *flat: Any) -> Any:
         self.counts.enter_region()
         calls = [call.filled(flat) for call in slots]
         for step, start, stop in self.steps:
@@ -221,7 +240,32 @@ class _Covered:
                 "reentrant checkpoint whose inputs need no gradient would leave the parameters of "
                 f"blocks {self.region.start} to {self.region.stop - 1} without one; use the default variant"
             )
-        return checkpoint(body, hidden, *flat, **self.options)
+        result = checkpoint(body, hidden, *flat, **self.options)
+        if self.selection is not None:
+            self.selection.check()
+        return result
+
+
+def _enable_native(model: BuiltModel, plan: Plan, counted: Counted) -> Callable[[], None] | None:
+    """Let the library checkpoint where the plan says so; it runs blocks from inside, so they are counted there."""
+    if not plan.native:
+        return None
+    if model.enable_native is None:
+        raise PlanError("this model's library has no checkpointing of its own")
+    return model.enable_native(counted)
+
+
+def _build_compiler(model: BuiltModel, plan: Plan) -> "BlockCompiler":
+    """Make the compiler of a plan's blocks. Raises PlanError for a plan that it cannot work on."""
+    for region in plan.walk():
+        if region.mode == "invert":
+            raise PlanError("a reversible stack runs its blocks in pieces, which train.compile cannot take; drop it")
+        if region.save_ops and region.n_blocks > 1:
+            raise PlanError("a compiled region that keeps results lies inside one block; drop train.compile")
+    from ckbench.engine.compiling import BlockCompiler  # torch's compiler takes a second to come in
+
+    device = next((parameter.device for parameter in model.module.parameters()), torch.device("cpu"))
+    return BlockCompiler(plan, device.type)
 
 
 def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
@@ -243,55 +287,7 @@ def _by_place(model: BuiltModel) -> dict[nn.Module, dict[int, Forward]]:
 
 def _in_turn(forwards: Sequence[Forward]) -> Forward:
     """Make one forward of those of a module's places: the first call is at the first of them, and so on around."""
-    if len(forwards) == 1:
+    if len(set(forwards)) == 1:
         return forwards[0]
     turns = itertools.cycle(forwards)
     return lambda *args, **kwargs: next(turns)(*args, **kwargs)
-
-
-def _take_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call, Any]:
-    """Split a call into its hidden state, which flows from module to module, and the rest."""
-    if args:
-        if len(args) == 1 and not kwargs:
-            return PLAIN, args[0]
-        return _Call(args[1:], kwargs, None), args[0]
-    for key, value in kwargs.items():
-        if isinstance(value, Tensor):
-            rest = {k: v for k, v in kwargs.items() if k != key}
-            return _Call((), rest, key), value
-    raise PlanError("a checkpointed module was called without a tensor")
-
-
-def _flatten(calls: Sequence[_Call]) -> tuple[list[Any], list[_Call]]:
-    """Lay the arguments of all calls out in one list; give it, and the calls with slots of it for arguments.
-
-    Tensors inside tuples and lists are found too: the reentrant variant must see each of them.
-    """
-    flat: list[Any] = []
-    slots = [
-        _Call(
-            tuple(_lay_out(arg, flat) for arg in call.args),
-            {key: _lay_out(value, flat) for key, value in call.kwargs.items()},
-            call.hidden_key,
-        )
-        for call in calls
-    ]
-    return flat, slots
-
-
-def _lay_out(value: Any, flat: list[Any]) -> Any:
-    """Put a value into ``flat`` and give its slot, or the sequence type and slots of what is inside.
-
-    Not a closure: one that calls itself is a cycle, and would keep every tensor in it until Python collects it.
-    """
-    if type(value) is tuple or isinstance(value, list):
-        return type(value), [_lay_out(item, flat) for item in value]
-    flat.append(value)
-    return len(flat) - 1
-
-
-def _put_back(slot: Any, flat: Sequence[Any]) -> Any:
-    if isinstance(slot, int):
-        return flat[slot]
-    kind, inner = slot
-    return kind(_put_back(item, flat) for item in inner)

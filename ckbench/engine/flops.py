@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 Shape = tuple[int, ...]
 
@@ -37,26 +37,49 @@ def _cpu_attention() -> dict[Any, Any]:
     }
 
 
+class _CountingMode(_FlopCounterMode):
+    """PyTorch's counter, which compiled code may run under: it then counts the products that compiled code calls.
+
+    Under the counter as it is, torch.compile drops its code and runs uncompiled for the rest of the process.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation; compiled code wraps those that draw random numbers and are run again."""
+        wrapped = [i for i, arg in enumerate(args) if isinstance(arg, torch._ops.OpOverload)]
+        if not isinstance(func, torch._ops.HigherOrderOperator) or not wrapped:
+            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        result = func(*args, **(kwargs or {}))
+        operation, given = args[wrapped[0]], args[wrapped[0] + 1 :]
+        self.counter._count_flops(operation._overloadpacket, None, given, {})
+        return result
+
+
 class FlopCounter:
     """An observer that counts: ``forward`` up to each turn, ``backward`` the rest, recomputation included."""
 
     def __init__(self) -> None:
-        self._mode = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        self._counts = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        self._mode = _CountingMode(self._counts)
         self._at_last_event = 0
         self._in_backward = False
         self.forward = 0
         self.backward = 0
 
     def __enter__(self) -> "FlopCounter":
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._mode.__exit__(*details)
+        self._mode.__exit__(*details)  # type: ignore[no-untyped-call]
 
     def at(self, event: str) -> None:
         """Book what was counted since the last event."""
-        total = int(self._mode.get_total_flops())
+        total = int(self._counts.get_total_flops())
         grown, self._at_last_event = total - self._at_last_event, total
         if self._in_backward:
             self.backward += grown

@@ -42,7 +42,7 @@ class Trial:
         torch.manual_seed(config.run.seed)
         self.model: BuiltModel = self._build()
         self.module = self.model.module.train()
-        self.batches = _draw_batches(self.model, config, device)
+        self.batches = self.draw_batches()
         self.compute_loss = build_loss(self.model, config.train)
         self.applied = AppliedPlan(
             self.model, self._plan(), compiled=self.train.compile, offload_cap_bytes=self.train.offload_cap_bytes
@@ -59,12 +59,20 @@ class Trial:
         with self.device:
             model: BuiltModel = build(self.config.model, self.train.seq_len)
         if self.train.precision.endswith("-pure"):
-            model.module.to(DTYPES[self.train.precision])
+            self.cast_weights(model, DTYPES[self.train.precision])
         return model
+
+    def cast_weights(self, model: BuiltModel, dtype: torch.dtype) -> None:
+        """Bring weights and buffers to the short type of a pure precision."""
+        model.module.to(dtype)
+
+    def draw_batches(self) -> list[Batch]:
+        """Draw the micro-batches that every step uses."""
+        return _draw_batches(self.model, self.config, self.device)
 
     def _plan(self) -> Plan:
         """Resolve the strategy; one that decides by what blocks keep has that measured first, in a pass of its own."""
-        shape = self.model.shape()
+        shape = replace(self.model.shape(), precision=self.train.precision)
         try:
             return specs.resolve(self.config.strategy, shape)
         except NotYetMeasured:
@@ -75,6 +83,7 @@ class Trial:
     def step(self, observer: Observer) -> None:
         """Run one training step: every micro-batch forward and backward, then the optimizer."""
         counts = self.applied.counts
+        self.applied.start_step()
         for inputs, targets in self.batches:
             self.phase = "forward"
             observer.at("forward")
@@ -166,11 +175,19 @@ class Trial:
         return {
             "flops_forward": flops.forward,
             "flops_backward": flops.backward,
-            **self.applied.figures(),
             "block_calls_forward": sum(counts.block_calls_forward),
             "block_calls_backward": sum(counts.block_calls_backward),
             "region_calls_backward": counts.region_calls_backward,
+            **self._figures(),
         }
+
+    def _figures(self) -> dict[str, Any]:
+        """Give record fields of plan and optimizer; what both have on the host is there at the same time."""
+        plan, optimizer = self.applied.figures(), self.optimizer.figures()
+        figures = {**plan, **optimizer, "notes": [*self.describe()["notes"], *plan.get("notes", [])]}
+        for field in plan.keys() & optimizer.keys():
+            figures[field] = plan[field] + optimizer[field]
+        return figures
 
     def parity(self) -> dict[str, Any]:
         """Compare with ``none`` from equal weights and seed, after everything else."""

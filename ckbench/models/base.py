@@ -16,6 +16,9 @@ IGNORED = -100
 Batch = tuple[Any, Tensor]
 """Inputs (a tensor, or a tuple or mapping of them, as the module takes them) and targets."""
 
+Counted = Callable[[int, Callable[..., Any]], Callable[..., Any]]
+"""Makes a forward of block i one whose starts are counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
@@ -36,8 +39,10 @@ class BuiltModel:
     """The last projection, whose output are the logits; the chunked loss calls it piece by piece."""
     loss: Callable[[Any, Tensor], Tensor] | None = None
     """Loss of output and targets; None: the mean over the micro-batch of the study's loss."""
-    enable_native: Callable[[], None] | None = None
-    """Switches the library's own checkpointing on."""
+    enable_native: Callable[[Counted], Callable[[], None]] | None = None
+    """Switches the library's own checkpointing on, of counted forwards, and gives what switches it off again."""
+    apart: str = ""
+    """Why no region can span several blocks (they give tuples, say); empty where one can."""
 
     def shape(self) -> StackShape:
         """Describe the stack as it was built."""
@@ -55,6 +60,9 @@ class Invertible(nn.Module):
 
     Sources: Gomez et al. 2017 (RevNet, arXiv 1707.04585); Kitaev et al. 2020 (Reformer, arXiv 2001.04451).
     """
+
+    draws: bool = True
+    """Whether f or g draw random numbers; where they do, backward needs the states of the generators."""
 
     def couplings(self, *args: Any, **kwargs: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Give f and g for one call with these further arguments; each maps (B, S, D) to (B, S, D)."""

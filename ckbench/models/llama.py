@@ -3,37 +3,17 @@
 Shapes: B batch, S sequence, D d_model, K width of a head, V vocab_size.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from ckbench.config import ModelConfig
-from ckbench.models._attention import SelfAttention
-from ckbench.models._ffn import Ffn
+from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of
 from ckbench.models.base import BuiltModel
 
-NORM_EPS = 1e-5
 ROPE_BASE = 10_000.0
-
-
-class Block(nn.Module):
-    """One layer: attention and FFN, each with a norm and a residual sum."""
-
-    def __init__(self, config: ModelConfig, d_ff: int) -> None:
-        super().__init__()
-        self.pre_norm = config.norm_position == "pre"
-        self.norm_1 = nn.RMSNorm(config.d_model, eps=NORM_EPS)
-        self.attention = SelfAttention(config, bias=False)
-        self.norm_2 = nn.RMSNorm(config.d_model, eps=NORM_EPS)
-        self.ffn = Ffn(config.d_model, d_ff, config.ffn_activation(), config.dropout, bias=False)
-
-    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Add what attention and FFN find to the residual stream."""
-        if self.pre_norm:
-            x_BSD = x_BSD + self.attention(self.norm_1(x_BSD), rotation)
-            return x_BSD + self.ffn(self.norm_2(x_BSD))
-        x_BSD = self.norm_1(x_BSD + self.attention(x_BSD, rotation))
-        y_BSD: Tensor = self.norm_2(x_BSD + self.ffn(x_BSD))
-        return y_BSD
+build_norm = partial(nn.RMSNorm, eps=1e-5)
 
 
 class Llama(nn.Module):
@@ -47,8 +27,8 @@ class Llama(nn.Module):
         vocab_size, D = config.vocab_size, config.d_model
         self.tokens = nn.Embedding(vocab_size, D) if vocab_size else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList([Block(config, d_ff) for d_ff in config.ffn_widths()])
-        self.norm = nn.RMSNorm(D, eps=NORM_EPS) if config.norm_position == "pre" else nn.Identity()
+        self.blocks = build_blocks(config, build_norm, bias=False, causal=True)
+        self.norm = build_norm(D) if config.norms_first() else nn.Identity()
         self.head = nn.Linear(D, vocab_size, bias=False) if config.head == "lm" and vocab_size else None
         cos_SK, sin_SK = rotation_table(seq_len, D // config.n_heads)
         self.register_buffer("cos_SK", cos_SK, persistent=False)
@@ -62,9 +42,10 @@ class Llama(nn.Module):
         x_BSD = self.dropout(inputs if self.tokens is None else self.tokens(inputs))
         S = x_BSD.shape[1]
         rotation = (self.cos_SK[:S], self.sin_SK[:S])
+        x_BSD = enter_streams(self.blocks, x_BSD)
         for block in self.blocks:
             x_BSD = block(x_BSD, rotation)
-        x_BSD = self.norm(x_BSD)
+        x_BSD = self.norm(leave_streams(self.blocks, x_BSD))
         return x_BSD if self.head is None else self.head(x_BSD)
 
 
@@ -87,15 +68,7 @@ def build(config: ModelConfig, seq_len: int) -> BuiltModel:
     if config.freeze_embedding and model.tokens is not None:
         model.tokens.weight.requires_grad_(False)
     blocks = tuple(model.blocks)
-    return BuiltModel(module=model, blocks=blocks, parts=tuple(_parts(block) for block in blocks), head=model.head)
-
-
-def _parts(block: nn.Module) -> dict[str, tuple[nn.Module, ...]]:
-    assert isinstance(block, Block)
-    core = {"core": (block.attention.core,)}
-    if block.pre_norm:
-        return {"attention": (block.norm_1, block.attention), "ffn": (block.norm_2, block.ffn), **core}
-    return {"attention": (block.attention,), "ffn": (block.ffn,), **core}
+    return BuiltModel(module=model, blocks=blocks, parts=tuple(map(parts_of, blocks)), head=model.head)
 
 
 PLUGIN = build

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ckbench import registry
 from ckbench.config import RunConfig
 from ckbench.engine.flops import attention_backward_flops, attention_flops
 from ckbench.engine.trial import Trial
@@ -23,31 +22,40 @@ def counted(tiny_run: MakeRun, spec: str, **model: Any) -> dict[str, int]:
     return Trial(tiny_run(spec, model=model), torch.device("cpu")).count()
 
 
+def attention_forward(family: str) -> int:
+    """Scores and weighted sum of one block; a vit of 8 x 8 pixels has 16 patches and a class token."""
+    return 2 * B * H * 17 * 17 * (K + K) if family == "vit" else ATTENTION
+
+
 def block_forward(family: str, n_kv_heads: int = H) -> int:
     """Products of one block's forward, counted from shapes."""
     ffn = 3 * 96 * D if family == "llama" else 2 * 4 * D * D
     weights = D * (D + 2 * n_kv_heads * K) + D * D + ffn
-    return 2 * B * S * weights + ATTENTION
+    return 2 * B * (17 if family == "vit" else S) * weights + attention_forward(family)
 
 
 HEAD = 2 * B * S * D * V
+PATCHES = 2 * B * 16 * (3 * 2 * 2) * D
+"""The embedding of a vit; its images need no gradient, so its backward is one product and not two."""
+OUTSIDE = {"gpt": HEAD, "llama": HEAD, "bert": HEAD + 2 * B * S * D * D, "vit": PATCHES + 2 * B * D * 10}
+"""Products of the forward outside of the blocks, by family of ours."""
 
 
 @pytest.mark.parametrize("attention", ["eager", "math", "auto", "flash"])
-@pytest.mark.parametrize("family", registry.names("models"))
+@pytest.mark.parametrize("family", OUTSIDE)
 def test_forward_by_hand(tiny_run: MakeRun, family: str, attention: str) -> None:
     """The fused kernels count as much as the plain products they replace."""
     got = counted(tiny_run, "none", family=family, attention=attention)
-    assert got["flops_forward"] == L * block_forward(family) + HEAD
+    assert got["flops_forward"] == L * block_forward(family) + OUTSIDE[family]
 
 
-@pytest.mark.parametrize("family", registry.names("models"))
+@pytest.mark.parametrize("family", OUTSIDE)
 def test_backward_by_hand(tiny_run: MakeRun, family: str) -> None:
     """Two products per product; fused attention computes its scores again: five for two instead of four."""
     plain = counted(tiny_run, "none", family=family, attention="eager")
     fused = counted(tiny_run, "none", family=family, attention="auto")
-    assert plain["flops_backward"] == 2 * plain["flops_forward"]
-    assert fused["flops_backward"] == plain["flops_backward"] + L * ATTENTION // 2
+    assert plain["flops_backward"] == 2 * plain["flops_forward"] - (PATCHES if family == "vit" else 0)
+    assert fused["flops_backward"] == plain["flops_backward"] + L * attention_forward(family) // 2
 
 
 def test_grouped_heads_save_projections_not_scores(tiny_run: MakeRun) -> None:
@@ -56,7 +64,7 @@ def test_grouped_heads_save_projections_not_scores(tiny_run: MakeRun) -> None:
         assert got["flops_forward"] == L * block_forward("llama", n_kv_heads=2) + HEAD
 
 
-@pytest.mark.parametrize("family", registry.names("models"))
+@pytest.mark.parametrize("family", OUTSIDE)
 @pytest.mark.parametrize("spec", ["per-block", "every-k:3", "full", "one-in-k:2", "nested:2", "recursive"])
 def test_recomputation_costs_the_planned_block_forwards(tiny_run: MakeRun, family: str, spec: str) -> None:
     """Without early stop every planned block call is a whole forward."""
@@ -64,6 +72,15 @@ def test_recomputation_costs_the_planned_block_forwards(tiny_run: MakeRun, famil
     extra = other["flops_backward"] - none["flops_backward"]
     assert other["flops_forward"] == none["flops_forward"]
     assert extra == other["block_calls_backward"] * block_forward(family)
+
+
+@pytest.mark.parametrize("family", OUTSIDE)
+def test_inverting_costs_one_forward_of_every_block(tiny_run: MakeRun, family: str) -> None:
+    """f and g run once in backward, with a graph, both to rebuild the inputs and to give the gradients."""
+    model = {"family": family, "residual": "reversible", "norm_position": "pre"}
+    none, other = (counted(tiny_run, spec, **model) for spec in ("none", "reversible"))
+    assert other["flops_forward"] == none["flops_forward"] == L * block_forward(family) + OUTSIDE[family]
+    assert other["flops_backward"] - none["flops_backward"] == L * block_forward(family)
 
 
 def test_early_stop_spares_the_last_product_of_a_region(tiny_run: MakeRun) -> None:

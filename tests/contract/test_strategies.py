@@ -43,6 +43,8 @@ RECOMPUTING = [spec for spec in ACTIVE if plan_of(spec).regions and plan_of(spec
 """Strategies with regions of ours that promise bit-identity; what the options early_stop, skip_last act on."""
 FLAT = [spec for spec in RECOMPUTING if takes_reentrant(spec)]
 
+EMBEDDING = ("tokens.", "positions.", "embedding_norm.")
+
 _baselines: dict[str, Outcome] = {}
 
 
@@ -148,7 +150,7 @@ def test_frozen_embedding(tiny_run: MakeRun, our_family: dict[str, Any]) -> None
     reference, other = baseline(config), run_steps(config, CPU, STEPS)
     assert differences(reference, other) == []
     without = {name for name, gradient in other.gradients.items() if gradient is None}
-    assert without == {name for name in other.gradients if name.startswith(("tokens.", "positions."))} != set()
+    assert without == {name for name in other.gradients if name.startswith(EMBEDDING)} != set()
 
 
 @pytest.mark.parametrize(("name", "spec"), pairs([*SPECS, *(f"{spec},early_stop=false" for spec in RECOMPUTING)]))
@@ -189,7 +191,7 @@ def test_micro_batches_multiply_the_calls(tiny_run: MakeRun, name: str, spec: st
 def test_remove_gives_every_module_its_forward_back(tiny_run: MakeRun, name: str, spec: str) -> None:
     trial = Trial(tiny_run(spec, model=of_family(name)), CPU)
     patched = [module for module in trial.module.modules() if "forward" in module.__dict__]
-    assert len(patched) >= L
+    assert trial.applied.plan.native or len(patched) >= L, "a library is told to count, and no forward is replaced"
     trial.applied.remove()
     assert [module for module in trial.module.modules() if "forward" in module.__dict__] == []
     trial.applied.counts.clear()

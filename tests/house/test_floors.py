@@ -21,7 +21,7 @@ FLOOR_OF_ROOM = {
     **dict.fromkeys(("__init__", "errors", "units", "registry", "host"), 0),
     # first: data, no torch
     **dict.fromkeys(("marked_yaml", "config", "faults", "ranges", "specs", "study", "plan", "records"), 1),
-    **dict.fromkeys(("store", "compare", "doubts", "statistics", "table"), 1),
+    **dict.fromkeys(("store", "compare", "doubts", "statistics", "table", "estimates", "cards"), 1),
     # second: the shelves
     **dict.fromkeys(SHELVES, 2),
     # third: where plans meet tensors
@@ -207,7 +207,8 @@ def test_checkpoint_is_called_in_one_file() -> None:
         for item in ALL_IMPORTS
         if item.target.startswith("torch.utils.checkpoint")
     }
-    assert callers - {"engine/warm.py"} == {"engine/checkpointing.py"}  # warm.py only loads it for forks
+    made_of = {"engine/checkpointing.py", "engine/inside.py", "engine/selective.py"}
+    assert callers - {"engine/warm.py"} == made_of  # warm.py only loads it for forks
 
 
 def test_no_code_below_the_plan_branches_on_a_strategy_name() -> None:

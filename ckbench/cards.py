@@ -1,0 +1,69 @@
+"""How much memory graphics cards have, and what of it a process cannot use."""
+
+import re
+
+from ckbench.errors import ConfigError
+from ckbench.registry import did_you_mean
+from ckbench.units import MIB_BYTES, parse_size_bytes
+
+CARDS_MIB = {
+    "T4": 15360,
+    "V100 16GB": 16160,
+    "L4": 23034,
+    "RTX 3090": 24576,
+    "RTX 4090": 24564,
+    "RTX 5090": 32607,
+    "A100 40GB": 40960,
+    "A40": 46068,
+    "L40S": 46068,
+    "RTX A6000": 49140,
+    "A100 80GB": 81920,
+    "H100 80GB": 81559,
+    "H200": 143771,
+    "B200": 183359,
+}
+"""Total memory that nvidia-smi reports, MiB (T4, A40 and L40S with error correction on). Source: its output as
+printed in public logs and bug reports."""
+CONTEXT_MIB = 500
+"""What a process takes before its first tensor: CUDA context and loaded kernels. 0.47 GiB were measured on an A100 with
+PyTorch 2.1 and lazy loading (ml-engineering, training/performance); it differs by card and driver, so it is a margin
+and part of no figure."""
+CUBLAS_WORKSPACE_BYTES = {"Hopper": 32 * 2**20, "before Hopper": 8_519_680}
+"""Workspace of cuBLAS, taken from PyTorch's allocator by the first product and kept: ``:4096:2:16:8`` is 8 519 680
+bytes, and 32 MiB from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13; the variable
+CUBLAS_WORKSPACE_CONFIG changes it)."""
+HOPPER_AND_LATER = ("H100 80GB", "H200", "B200", "RTX 5090")
+
+
+def workspace_bytes(card: str | None) -> int:
+    """Give the workspace on a card; an unknown one is taken for one before Hopper."""
+    return CUBLAS_WORKSPACE_BYTES["Hopper" if card in HOPPER_AND_LATER else "before Hopper"]
+
+
+def card_bytes(text: str) -> tuple[str, int]:
+    """Read a card's name, or a size, and give name and bytes of memory.
+
+    >>> card_bytes("a100-40gb"), card_bytes("24GiB")
+    (('A100 40GB', 42949672960), ('24GiB', 25769803776))
+
+    Raises ConfigError naming the nearest card.
+    """
+    wanted = _plain(text)
+    for name, mib in CARDS_MIB.items():
+        if wanted == _plain(name):
+            return name, mib * MIB_BYTES
+    if re.match(r"\s*\d", text):
+        try:
+            return text, parse_size_bytes(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    raise ConfigError(f"unknown card {text!r}{did_you_mean(text, CARDS_MIB)}; a size such as 24GiB works too")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("geforce", ""))
+
+
+def usable_bytes(total_bytes: int) -> int:
+    """Give what is left of a card for tensors."""
+    return max(0, total_bytes - CONTEXT_MIB * MIB_BYTES)

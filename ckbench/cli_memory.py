@@ -1,0 +1,151 @@
+"""Commands that answer without a table of measurements: estimate, explain, and the largest size that fits."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckbench import output
+from ckbench.errors import CkbenchError
+from ckbench.options import (
+    DeviceOption,
+    OutOption,
+    SetOption,
+    StrategyOption,
+    parse_strategies,
+    sets_of,
+)
+from ckbench.units import clean
+
+
+def estimate(
+    file: Annotated[Path | None, typer.Argument(help="Study file (YAML); left out: the base of a sweep.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help='Card it must fit, as "A100 40GB", or a size as 24GiB.')
+    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="As in sweep: 2..48.")] = None,
+    width: Annotated[str | None, typer.Option("--width", help="As in sweep.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="As in sweep.")] = None,
+    seq_len: Annotated[str | None, typer.Option("--seq-len", help="As in sweep.")] = None,
+    strategy: StrategyOption = None,
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu: whose memory to estimate.")] = "cuda",
+    set_: SetOption = None,
+    format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
+) -> None:
+    """Estimate peak memory without a GPU: a step replayed on tensors that have no data."""
+    import json
+
+    from ckbench import estimating, examples, registry, study, sweeping
+    from ckbench.cards import card_bytes
+    from ckbench.launch import Launcher
+
+    if device not in ("cuda", "cpu"):
+        raise CkbenchError(f"--device {device!r}: cuda or cpu")
+    if format_ not in ("console", "md", "json"):
+        raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
+    card = None if gpu is None else card_bytes(gpu)
+    given = {"layers": layers, "width": width, "batch": batch, "seq-len": seq_len}
+    is_swept = any(value is not None for value in given.values())
+    if file is None and not is_swept:
+        raise CkbenchError("give a study file, or a range such as --layers 2..48")
+    loaded = study.load(
+        file or examples.path("sweep_base.yaml"),
+        sets=tuple(set_ or ()),
+        strategies=parse_strategies(strategy),
+        swept=sweeping.parse_axes(given, None) if is_swept else {},
+    )
+    estimated = estimating.estimate_study(
+        loaded, device, Launcher(), card[0] if card else None, lambda made: output.tell(estimating.told(made))
+    )
+    drawn = estimating.table(loaded, device, estimated, card)
+    if format_ == "json":
+        output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
+    else:
+        output.write(str(registry.load("reports", format_)(drawn, width=output.width())))
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(help="Study file (YAML).")],
+    strategy: StrategyOption = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option("--diff", help="Two strategies: what the second keeps otherwise.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Groups to show.")] = 12,
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu: whose step to explain.")] = "cuda",
+    real: Annotated[bool, typer.Option("--real", help="Run the step on this CPU instead of replaying it.")] = False,
+    set_: SetOption = None,
+    format_: Annotated[str, typer.Option("--format", help="console or json.")] = "console",
+) -> None:
+    """Show what autograd keeps, who owns the peak and what recomputation brings back, module by module."""
+    import json
+
+    from ckbench import explaining, study
+    from ckbench.launch import Launcher
+
+    if device not in ("cuda", "cpu"):
+        raise CkbenchError(f"--device {device!r}: cuda or cpu")
+    if format_ not in ("console", "json"):
+        raise CkbenchError(f"--format {format_!r}: this command writes console or json")
+    kind = "real" if real else device
+    asked = list(diff) if diff else strategy
+    loaded = study.load(file, sets=tuple(set_ or ()), strategies=parse_strategies(asked))
+    point = loaded.points("cpu" if real else device)[0]
+    configs = [point.config(spec) for spec in point.strategies]
+    if not diff and strategy is None:
+        configs = configs[:1]
+    made = explaining.explain_configs(configs, kind, Launcher(), output.tell)
+    if format_ == "json":
+        output.write(json.dumps(made, indent=1) + "\n")
+        return
+    width = output.width()
+    if diff:
+        output.write(explaining.draw_difference(made[0], made[1], top=top, width=width))
+        return
+    for i, explanation in enumerate(made):
+        output.write("\n" if i else "")
+        output.write(explaining.draw(explanation, kind, top=top, width=width))
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="Study file (YAML).")],
+    max_: Annotated[str, typer.Option("--max", help="batch, seq-len or layers: find the largest that fits.")],
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Memory to fit in, as 16GiB; left out: the device's own.")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Between sizes; 1, and 64 for seq-len.")] = None,
+    strategy: StrategyOption = None,
+    device: DeviceOption = None,
+    out: OutOption = Path("results"),
+    set_: SetOption = None,
+    format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
+) -> None:
+    """Find, per strategy, the largest batch, sequence or depth that fits a memory budget, and its throughput."""
+    import json
+
+    from ckbench import largest, registry, study
+    from ckbench.launch import Launcher
+    from ckbench.units import parse_size_bytes
+
+    if max_ not in largest.AXES:
+        raise CkbenchError(f"--max {max_!r}{registry.did_you_mean(max_, largest.AXES)}")
+    if format_ not in ("console", "md", "json"):
+        raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
+    try:
+        budget_bytes = None if budget is None else parse_size_bytes(budget)
+    except ValueError as error:
+        raise CkbenchError(f"--budget: {error}") from None
+    loaded = study.load(
+        file, sets=sets_of(device, set_, None, None, False, False), strategies=parse_strategies(strategy)
+    )
+    answers, session = largest.find_largest(
+        loaded, max_, budget_bytes=budget_bytes, step=step, out=out, launcher=Launcher(), tell=output.tell
+    )
+    drawn = largest.table(answers, max_, session, budget_bytes)
+    if format_ == "json":
+        output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
+    else:
+        output.write(str(registry.load("reports", format_)(drawn, width=output.width())))
+    output.tell(f"records: {clean(str(session.path))}")
+
+
+COMMANDS = (estimate, explain, plan)

@@ -1,0 +1,1 @@
+"""Peak memory without the device: a training step replayed on tensors that have no data."""
