@@ -10,8 +10,10 @@ import torch.utils.flop_counter
 import ckbench.devices.cpu
 import ckbench.engine.parity
 import ckbench.engine.worker
+import ckbench.models.bert
 import ckbench.models.gpt
 import ckbench.models.llama
+import ckbench.models.vit
 from ckbench import host
 
 host.code_id()  # remembered, so that every fork names the code the server has loaded

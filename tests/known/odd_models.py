@@ -205,3 +205,21 @@ def keyword() -> BuiltModel:
 def shared() -> BuiltModel:
     """Build one block that stands at every place of the stack."""
     return built(Stack([MixingBlock()] * N_BLOCKS))
+
+
+class TransposedBlock(nn.Module):
+    """Multiplies a square hidden state by its own transpose: autograd saves one storage under two layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Take S = D."""
+        y_BSD = self.linear(x_BSD)
+        return x_BSD + 0.1 * (y_BSD @ y_BSD.transpose(-1, -2))
+
+
+def transposed() -> BuiltModel:
+    """Build blocks that use a tensor and its transpose."""
+    return built(Stack([TransposedBlock() for _ in range(N_BLOCKS)]))

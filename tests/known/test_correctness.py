@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ckbench import specs
 from ckbench.compare import compare
-from ckbench.config import RunConfig
+from ckbench.config import HfConfig, RunConfig
 from ckbench.doubts import doubts
 from ckbench.engine import checkpointing
 from ckbench.engine import parity as parity_module
-from ckbench.engine.parity import Outcome, differences, run_steps
-from ckbench.engine.trial import NoObserver
+from ckbench.engine.parity import Outcome, check_parity, differences, run_steps
+from ckbench.engine.trial import NoObserver, Trial
 from ckbench.models.base import BuiltModel
 from tests.known import odd_models
 from tests.known.conftest import Run
@@ -102,6 +104,18 @@ def test_cor_14_a_cache_that_grows_again_on_replay_is_found_out(use_model: UseMo
     assert parity("per-block", **VECTORS) == "exact"
 
 
+def test_cor_15_every_arm_of_a_library_s_model_runs_without_a_cache() -> None:
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    model = HfConfig(arch="gpt2", n_layers=2, config={"n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 16})
+    run = config("per-block").model_copy(update={"model": model})
+    for spec in ("none", "per-block"):
+        built = Trial(run.model_copy(update={"strategy": specs.parse(spec)}), CPU)
+        given = built.module.model(input_ids=built.batches[0][0])
+        assert built.module.model.config.use_cache is False
+        assert given.past_key_values is None
+    assert check_parity(run, CPU, lambda: None)["parity"] == "exact"
+
+
 def test_cor_16_recomputation_is_counted_and_a_mode_cannot_switch_it_off() -> None:
     built = trial("per-block", n_layers=4)
     assert built.module.training
@@ -163,6 +177,30 @@ def test_cor_21_experts_chosen_anew_on_replay_end_as_recompute_mismatch(
 
 
 @pytest.mark.parametrize("spec", ["per-block", "per-block,reentrant", "every-k:2", "nested:2", "ffn-only"])
+class ReplayedProducts(TorchDispatchMode):
+    """Counts matrix products that run in a recomputed forward: backward's own run without recording gradients."""
+
+    def __init__(self, of_trial: Trial) -> None:
+        super().__init__()
+        self.counts = of_trial.applied.counts
+        self.n_products = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_product = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        self.n_products += is_product and self.counts.in_backward and torch.is_grad_enabled()
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("family", "n_products"), [("gpt", 4), ("llama", 5)])
+def test_cor_23_every_second_product_is_the_same_one_in_forward_and_replay(family: str, n_products: int) -> None:
+    """An even and an odd number of products per block: the counter starts anew with every region."""
+    assert parity("selective:every-2nd-matmul", family=family, dropout=0.1) == "exact"
+    built = trial("selective:every-2nd-matmul,early_stop=false", family=family)
+    with ReplayedProducts(built) as replayed:
+        built.step(NoObserver())
+    assert replayed.n_products == len(built.model.blocks) * (n_products // 2)
+
+
 def test_cor_25_a_shared_block_gets_the_gradient_of_none(use_model: UseModel, spec: str) -> None:
     use_model(odd_models.shared)
     assert parity(spec, **VECTORS) == "exact"
@@ -188,6 +226,16 @@ def test_cor_26_the_variant_is_always_named_and_recorded(monkeypatch: pytest.Mon
     assert record.plan is not None and record.plan["reentrant"] is False
     plan = record_of("per-block,reentrant").plan
     assert set(named) == {False, True} and plan is not None and plan["reentrant"] is True
+
+
+def test_cor_30_a_tensor_and_its_transpose_come_back_from_the_host_as_they_were(use_model: UseModel) -> None:
+    use_model(odd_models.transposed)
+    square = {**VECTORS, "batch_size": 2, "seq_len": odd_models.D}
+    for spec in ("offload", "per-block+offload"):
+        assert parity(spec, **square) == "exact"
+    moved = trial("offload", **square)
+    moved.step(NoObserver())
+    assert moved.applied.figures()["host_store_peak_bytes"] > 0
 
 
 @pytest.mark.parametrize(("difference", "parity_is"), [(3e-6, "within_noise"), (5e-6, "failed")])

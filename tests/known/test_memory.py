@@ -11,15 +11,17 @@ from torch import Tensor, nn
 
 import ckbench.engine.trial as trial_module
 from ckbench import host, reporting
-from ckbench.compare import compare
+from ckbench.compare import compare, group_id
 from ckbench.devices import _nvml
 from ckbench.devices.cuda import Cuda
 from ckbench.doubts import doubts
 from ckbench.engine.trial import NoObserver
+from ckbench.engine.worker import blank_record
+from ckbench.estimate.worker import estimate
 from ckbench.table import build
 from tests.known.conftest import Run
 from tests.known.fake_cuda import FakeCuda
-from tests.known.trials import MIB, guard, guard_flops, record_of, trial, weigh
+from tests.known.trials import MIB, config, guard, guard_flops, record_of, trial, weigh
 from tests.sample_records import record, study
 
 CLOSE = 0.01
@@ -287,3 +289,12 @@ def test_mem_44_without_an_executed_update_there_is_no_figure(monkeypatch: pytes
     record = record_of("none", precision="fp16")
     assert (record.status, record.peak_allocated_bytes, record.step_s_median) == ("error", None, None)
     assert "no optimizer step was executed in 50 warm-up steps" in (record.message or "")
+
+
+def test_mem_29_compiled_and_eager_runs_are_apart_and_only_eager_ones_are_estimated() -> None:
+    eager, compiled = config("per-block"), config("per-block", compile=True)
+    assert group_id(blank_record(eager, 0).to_json()) != group_id(blank_record(compiled, 0).to_json())
+    assert eager.configuration_id() != compiled.configuration_id()
+    told = estimate(compiled, "cuda")
+    assert told.peak_allocated_bytes is None
+    assert told.reason == ("NotEstimated: what compiled blocks keep is decided by the compiler, which needs the device")

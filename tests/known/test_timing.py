@@ -16,7 +16,7 @@ from ckbench.devices.cpu import CpuClock
 from ckbench.devices.cuda import CudaClock
 from ckbench.doubts import doubts
 from ckbench.engine.measure import time_steps
-from ckbench.records import FIELDS
+from ckbench.records import FIELDS, Record
 from tests.known.conftest import Run
 from tests.known.trials import config, guard_flops, record_of, trial
 from tests.sample_records import study
@@ -184,3 +184,23 @@ def test_tim_18_threads_follow_the_container(tmp_path: Path, file: str, text: st
 def test_tim_18_threads_are_recorded_and_can_be_given() -> None:
     facts = record_of(threads=2, parity=False).environment
     assert (facts["threads"], facts["usable_threads"]) == (2, host.available_threads())
+
+
+@pytest.fixture(scope="module")
+def compiled_record() -> Record:
+    """Measure a compiled trial of one tiny block."""
+    pytest.importorskip("torch._inductor")
+    return record_of("per-block", n_layers=1, compile=True, min_steps=6, max_steps=6)
+
+
+def test_tim_04_compile_time_is_a_figure_of_its_own(compiled_record: Record) -> None:
+    assert compiled_record.status == "ok", compiled_record.message
+    assert compiled_record.compile_s is not None and compiled_record.step_s_median is not None
+    assert compiled_record.compile_s > 10 * compiled_record.step_s_median
+
+
+def test_tim_05_nothing_is_compiled_in_a_timed_step(compiled_record: Record) -> None:
+    """Warm-up has the shapes, types and gradient mode of the timed steps; one compilation would outlast all of them."""
+    assert compiled_record.compile_s is not None
+    assert len(compiled_record.step_samples_s) == 6
+    assert max(compiled_record.step_samples_s) < compiled_record.compile_s / 4
