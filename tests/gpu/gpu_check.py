@@ -8,7 +8,6 @@ Writes records.jsonl and summary.json to OUT/gpu_check_DEVICE_YYYYMM.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -24,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 try:
-    from ckbench import registry, specs
+    from ckbench import specs
     from ckbench.config import ModelConfig, RunConfig, RunSettings, TrainConfig
     from ckbench.errors import CkbenchError
     from ckbench.launch import Launcher
     from ckbench.records import MEMORY_FIELDS, Record
     from ckbench.store import slug
     from ckbench.units import format_mib, format_ms
+    from tests.gpu import gpu_features
+    from tests.gpu.gpu_features import require
 except ImportError as error:
     print(f"gpu-check: {sys.executable} has no module {error.name!r}; choose another interpreter with GPU_PYTHON=...")
     raise SystemExit(2) from None
@@ -38,7 +39,6 @@ except ImportError as error:
 STUDY = ("none", "per-block", "every-k:3", "nested:4", "ffn-only", "attn-only")
 SECOND_ROUND_UNTIL_S = 130.0
 """No trial of the second round starts later than this, so that all of it stays under four minutes."""
-EXTRA_SPECS = ("per-block,skip_last", "per-block,reentrant", "every-k:2,early_stop=false")
 
 
 class Checks:
@@ -61,12 +61,6 @@ class Checks:
     def failed(self) -> list[str]:
         """Name the checks that failed."""
         return [check["name"] for check in self.done if not check["passed"]]
-
-
-def require(is_so: bool, complaint: str) -> None:
-    """Fail the check that is running, unless it is so."""
-    if not is_so:
-        raise AssertionError(complaint)
 
 
 def configure(spec: Any, device: str, *, family: str = "gpt", **changes: Any) -> RunConfig:
@@ -199,26 +193,6 @@ def visibility_is_respected(device_uuid: str) -> str:
     return "found by UUID, -1 refused"
 
 
-def strategy_does_no_harm(spec: Any, family: str, device: str) -> str:
-    """Gradients equal those of none, and what runs again is what the plan says."""
-    import torch
-
-    from ckbench.engine.parity import check_parity
-    from ckbench.engine.trial import NoObserver, Trial
-
-    torch_device = torch.device(device)
-    config = configure(spec, device, family=family)
-    trial = Trial(config, torch_device)
-    trial.step(NoObserver())
-    counted, planned = trial.count(), trial.describe()["block_calls_backward_planned"]
-    regions = trial.applied.plan.region_calls_backward()
-    require(counted["block_calls_backward"] == planned, f"{counted['block_calls_backward']} block calls, not {planned}")
-    require(counted["region_calls_backward"] == regions, f"{counted['region_calls_backward']} regions, not {regions}")
-    result = check_parity(config, torch_device, trial.release)
-    require(result["parity"] in ("exact", "within_noise"), result["parity_detail"])
-    return f"{result['parity']}, {planned} block calls again"
-
-
 def reset_sets_the_peak_to_what_is_held(device: Any) -> str:
     """Right after a reset the peak is what is allocated now."""
     import torch
@@ -330,18 +304,9 @@ def checks_in_process(checks: Checks) -> str:
     checks.run("asynchronous work", clock_counts_work_still_running, device)
     checks.run("NVML by UUID", nvml_is_matched_by_uuid, device, device_uuid)
     checks.run("weighing", weighing_agrees_with_the_steps, device)
-    for family in registry.names("models"):
-        for spec in every_strategy():
-            name = f"{family} {specs.parse(spec).label}"
-            checks.run(name, strategy_does_no_harm, spec, family, device.label())
+    for family, spec in gpu_features.pairs():
+        checks.run(f"{family} {spec}", gpu_features.strategy_does_no_harm, spec, family, device.label())
     return "all of them ran"
-
-
-def every_strategy() -> list[Any]:
-    """Give each strategy on the shelf with 2 for each of its parameters, and some options."""
-    parameters = {name: dataclasses.fields(registry.load("strategies", name)) for name in registry.names("strategies")}
-    found = [{"name": name, **{field.name: 2 for field in known}} for name, known in parameters.items()]
-    return [*found, *EXTRA_SPECS]
 
 
 def write_results(folder: Path, session: Session, checks: Checks, probe: dict[str, Any], seconds: float) -> None:
@@ -383,6 +348,9 @@ def main() -> int:
     checks.run("peaks by phase", phases_are_consistent, session.records)
     checks.run("out of memory", out_of_memory_is_a_record, session)
     checks.run("deterministic peaks", peaks_repeat_exactly, session)
+    checks.run("estimates", gpu_features.estimates_are_near, session.records, probe["name"])
+    for step in gpu_features.STEPS:
+        checks.run(step, gpu_features.step_ends_ok, session, step)
 
     # Last, because until here this process has no part in what the device does.
     checks.run("in one process", checks_in_process, checks)
