@@ -110,9 +110,13 @@ def plan(
     file: Annotated[Path, typer.Argument(help="Study file (YAML).")],
     max_: Annotated[str, typer.Option("--max", help="batch, seq-len or layers: find the largest that fits.")],
     budget: Annotated[
-        str | None, typer.Option("--budget", help="Memory to fit in, as 16GiB; left out: the device's own.")
+        str | None,
+        typer.Option("--budget", help='Memory to fit in, as 16GiB or "A100 40GB"; left out: the device\'s own.'),
     ] = None,
     step: Annotated[int | None, typer.Option("--step", min=1, help="Between sizes; 1, and 64 for seq-len.")] = None,
+    by_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Search by estimates, without a GPU and without running a step.")
+    ] = False,
     strategy: StrategyOption = None,
     device: DeviceOption = None,
     out: OutOption = Path("results"),
@@ -124,28 +128,56 @@ def plan(
 
     from ckbench import largest, registry, study
     from ckbench.launch import Launcher
-    from ckbench.units import parse_size_bytes
 
     if max_ not in largest.AXES:
         raise CkbenchError(f"--max {max_!r}{registry.did_you_mean(max_, largest.AXES)}")
     if format_ not in ("console", "md", "json"):
         raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
-    try:
-        budget_bytes = None if budget is None else parse_size_bytes(budget)
-    except ValueError as error:
-        raise CkbenchError(f"--budget: {error}") from None
-    loaded = study.load(
-        file, sets=sets_of(device, set_, None, None, False, False), strategies=parse_strategies(strategy)
-    )
-    answers, session = largest.find_largest(
-        loaded, max_, budget_bytes=budget_bytes, step=step, out=out, launcher=Launcher(), tell=output.tell
-    )
+    card, budget_bytes = _budget(budget)
+    sets = sets_of(None if by_estimate else device, set_, None, None, False, False)
+    loaded = study.load(file, sets=sets, strategies=parse_strategies(strategy))
+    session = None
+    if by_estimate:
+        kind = (device or "cuda").partition(":")[0]
+        if kind not in ("cuda", "cpu"):
+            raise CkbenchError(f"--device {device!r}: estimates are for cuda or cpu")
+        if budget_bytes is None:
+            raise CkbenchError('--estimate needs --budget, a size or a card, for example --budget "A100 40GB"')
+        answers = largest.estimate_largest(
+            loaded,
+            max_,
+            kind,
+            budget_bytes=budget_bytes,
+            card=card,
+            step=step,
+            launcher=Launcher(),
+            tell=output.tell,
+        )
+    else:
+        answers, session = largest.find_largest(
+            loaded, max_, budget_bytes=budget_bytes, step=step, out=out, launcher=Launcher(), tell=output.tell
+        )
     drawn = largest.table(answers, max_, session, budget_bytes)
     if format_ == "json":
         output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
     else:
         output.write(str(registry.load("reports", format_)(drawn, width=output.width())))
-    output.tell(f"records: {clean(str(session.path))}")
+    if session is not None:
+        output.tell(f"records: {clean(str(session.path))}")
+
+
+def _budget(text: str | None) -> tuple[str | None, int | None]:
+    """Read a budget: a size, or a card, of which a process gets all but its context."""
+    from ckbench.cards import CARDS_MIB, card_bytes, usable_bytes
+    from ckbench.errors import ConfigError
+
+    if text is None:
+        return None, None
+    try:
+        name, n_bytes = card_bytes(text)
+    except ConfigError as error:
+        raise CkbenchError(f"--budget: {error}") from None
+    return (name, usable_bytes(n_bytes)) if name in CARDS_MIB else (None, n_bytes)
 
 
 COMMANDS = (estimate, explain, plan)

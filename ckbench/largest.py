@@ -8,6 +8,7 @@ from typing import Any
 from ckbench.compare import Row
 from ckbench.config import MAX_LAYERS, RunConfig, StrategySpec
 from ckbench.errors import ConfigError, NothingFits
+from ckbench.estimating import estimate_configs
 from ckbench.launch import Launcher
 from ckbench.records import Record
 from ckbench.session import Job, Session, measure_job, open_store, open_study_device, store_record
@@ -117,49 +118,116 @@ def find_largest(
     launcher: Launcher,
     tell: Callable[[str], None],
 ) -> tuple[list[Answer], Session]:
-    """Search the axis under every strategy of a study, then measure each at its largest size.
+    """Search the axis by trials under every strategy of a study, then measure each at its largest size.
 
     Without a budget the device itself is the limit. Raises ConfigError for a study with a grid, for a processor
     without a budget, and where the sizes cannot be trained at all; NothingFits where no strategy fits at any size.
     """
-    key, usual_step, most = AXES[axis]
     device, points, notes = open_study_device(study, launcher)
-    if len(points) > 1:
-        raise ConfigError(f"{study.source}: --max varies {key} itself; take vary out of the study")
-    if budget_bytes is None and not str(device["label"]).startswith("cuda"):
+    kind = str(device["label"]).partition(":")[0]
+    if budget_bytes is None and kind != "cuda":
         raise ConfigError("without a GPU memory has no end of its own; give --budget, for example --budget 2GiB")
-    start = _start(points[0].config(points[0].strategies[0]), key)
+
+    def weigh(config: RunConfig) -> int | None:
+        record = launcher.run(_briefly(config), 0, lambda phase: None)
+        if record.status not in ("ok", *NEEDS_ROOM):
+            raise ConfigError(f"ended {record.status}: {record.message}")
+        return needed_bytes(record)
+
     answers = []
     with open_store(out, f"{study.name}-max-{axis}", device, notes) as (session, results):
-        for order, (spec, _, _) in enumerate(points[0].plans()):
-
-            def config(size: int, spec: StrategySpec = spec) -> RunConfig:
-                at_size = replace(study, overrides=(*study.overrides, (key, size)))
-                point = at_size.points(str(device["label"]).partition(":")[0])[0]
-                run = point.run.model_copy(update={"device": device["run_device"]})
-                return replace(point, run=run).config(spec)
-
-            def weigh(size: int, spec: StrategySpec = spec) -> int | None:
-                record = launcher.run(_briefly(config(size)), 0, lambda phase: None)
-                if record.status not in ("ok", *NEEDS_ROOM):
-                    raise ConfigError(f"{spec.label} at {axis} {size} ended {record.status}: {record.message}")
-                needed = needed_bytes(record)
-                verdict = "ran out of memory" if needed is None else f"needs {format_bytes(needed)}"
-                tell(f"{spec.label}: {axis} {size} {verdict}")
-                return needed
-
-            found = search(weigh, start=start, step=step or usual_step, most=most, budget_bytes=budget_bytes)
+        search = _Search(study, axis, kind, device["run_device"], budget_bytes, step, weigh, tell)
+        for order, spec in enumerate(search.strategies):
+            found = search.run(spec)
             record = None
             if found.size:
-                job = Job(config=config(found.size), round=0, aliases=(), place=f"{axis} {found.size}")
+                job = Job(config=search.config(spec, found.size), round=0, aliases=(), place=f"{axis} {found.size}")
                 record = measure_job(job, order, session, launcher, lambda phase: None)
                 store_record(record, session, results)
             answers.append(Answer(strategy=spec.label, found=found, record=record))
-    if not any(answer.found.size for answer in answers):
-        least = min((a.found.next_bytes for a in answers if a.found.next_bytes is not None), default=None)
-        smallest = f"; the smallest size needs {format_bytes(least)}" if least is not None else ""
-        raise NothingFits(f"no strategy fits at any {axis}{smallest}")
-    return answers, session
+    return _some_fit(answers, axis), session
+
+
+def estimate_largest(
+    study: Study,
+    axis: str,
+    kind: str,
+    *,
+    budget_bytes: int,
+    card: str | None,
+    step: int | None,
+    launcher: Launcher,
+    tell: Callable[[str], None],
+) -> list[Answer]:
+    """Search the axis by estimates for ``cuda`` or ``cpu``: no step is run, so there is no throughput.
+
+    Raises ConfigError where a strategy cannot be estimated, and as ``find_largest``.
+    """
+
+    def weigh(config: RunConfig) -> int | None:
+        (made,) = estimate_configs([config], kind, launcher, card, lambda _made: None)
+        if made.reason is not None:
+            raise ConfigError(f"cannot be estimated: {made.reason}")
+        known = [n for n in (made.peak_reserved_bytes, made.needed_bytes()) if n is not None]
+        return max(known)
+
+    search = _Search(study, axis, kind, kind, budget_bytes, step, weigh, tell)
+    answers = [Answer(strategy=spec.label, found=search.run(spec), record=None) for spec in search.strategies]
+    return _some_fit(answers, axis)
+
+
+class _Search:
+    """One axis of one study: makes the configs, asks what they need, and tells people on the way."""
+
+    def __init__(
+        self,
+        study: Study,
+        axis: str,
+        kind: str,
+        device: str,
+        budget_bytes: int | None,
+        step: int | None,
+        weigh: Callable[[RunConfig], int | None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.study, self.axis, self.kind, self.device = study, axis, kind, device
+        self.budget_bytes, self.weigh, self.tell = budget_bytes, weigh, tell
+        self.key, usual_step, self.most = AXES[axis]
+        self.step = step or usual_step
+        points = study.points(kind)
+        if len(points) > 1:
+            raise ConfigError(f"{study.source}: --max varies {self.key} itself; take vary out of the study")
+        self.strategies = points[0].strategies
+        self.start = _start(points[0].config(self.strategies[0]), self.key)
+
+    def config(self, spec: StrategySpec, size: int) -> RunConfig:
+        """Give the trial of a strategy at a size."""
+        at_size = replace(self.study, overrides=(*self.study.overrides, (self.key, size)))
+        point = at_size.points(self.kind)[0]
+        return replace(point, run=point.run.model_copy(update={"device": self.device})).config(spec)
+
+    def run(self, spec: StrategySpec) -> Found:
+        """Find the largest size that fits under one strategy."""
+
+        def weigh(size: int) -> int | None:
+            try:
+                needed = self.weigh(self.config(spec, size))
+            except ConfigError as error:
+                raise ConfigError(f"{spec.label} at {self.axis} {size} {error}") from None
+            verdict = "ran out of memory" if needed is None else f"needs {format_bytes(needed)}"
+            self.tell(f"{spec.label}: {self.axis} {size} {verdict}")
+            return needed
+
+        return search(weigh, start=self.start, step=self.step, most=self.most, budget_bytes=self.budget_bytes)
+
+
+def _some_fit(answers: list[Answer], axis: str) -> list[Answer]:
+    """Give the answers back, unless no strategy fits at all."""
+    if any(answer.found.size for answer in answers):
+        return answers
+    least = min((a.found.next_bytes for a in answers if a.found.next_bytes is not None), default=None)
+    smallest = f"; the smallest size needs {format_bytes(least)}" if least is not None else ""
+    raise NothingFits(f"no strategy fits at any {axis}{smallest}")
 
 
 def needed_bytes(record: Record) -> int | None:
@@ -187,16 +255,19 @@ def _briefly(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"run": run})
 
 
-def table(answers: list[Answer], axis: str, session: Session, budget_bytes: int | None) -> Table:
-    """Lay the answers out."""
+def table(answers: list[Answer], axis: str, session: Session | None, budget_bytes: int | None) -> Table:
+    """Lay the answers out; without a session they are estimates."""
     base = next((a for a in answers if a.strategy == "none" and a.found.size), None)
     limit = "the device's memory" if budget_bytes is None else format_bytes(budget_bytes)
-    header = [
-        f"largest {axis} within {limit}, by trials of it and of the next size",
-        f"device: {session.device['name']}",
-        *session.notes,
-        "tokens/s: one trial each at its largest size; `ckbench run` compares strategies at one size",
-    ]
+    if session is None:
+        header = [f"largest {axis} within {limit}, estimated: no step was run"]
+    else:
+        header = [
+            f"largest {axis} within {limit}, by trials of it and of the next size",
+            f"device: {session.device['name']}",
+            *session.notes,
+            "tokens/s: one trial each at its largest size; `ckbench run` compares strategies at one size",
+        ]
     rows = [
         Row(values=values, rounds={}, group="", records=[])
         for values in (answer_json(answer, axis, base) for answer in answers)
@@ -249,6 +320,6 @@ def answer_json(answer: Answer, axis: str, base: Answer | None) -> dict[str, Any
         "tokens_per_s": None if record is None else record.tokens_per_s,
         "step_s_median": None if record is None else record.step_s_median,
         "parity": None if record is None else record.parity,
-        "status": "none fits" if record is None else record.status,
+        "status": record.status if record is not None else "estimated" if found.size else "none fits",
         "trials": found.n_trials,
     }

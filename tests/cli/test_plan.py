@@ -98,3 +98,34 @@ def test_a_failing_trial_ends_the_search_with_its_reason(ckbench: Run, replay: C
     device = replay({"none": {"fail": {"raise": "a bug"}}})
     outcome = ckbench("plan", "study.yaml", "--device", device, "--max", "batch", "--budget", "1GiB")
     assert outcome.code == 2 and "none at batch 2 ended error: RuntimeError: a bug" in outcome.err
+
+
+def test_the_largest_size_by_estimate_is_that_by_trials(ckbench: Run) -> None:
+    Path("study.yaml").write_text(STUDY)
+    options = ("--max", "batch", "--budget", "12MiB", "--device", "cpu", "--format", "json")
+    tried = rows(ckbench("plan", "study.yaml", *options).out)
+    estimated = rows(ckbench("plan", "study.yaml", *options, "--estimate").out)
+    for spec, row in estimated.items():
+        assert (row["largest"], row["next_size"]) == (tried[spec]["largest"], tried[spec]["next_size"])
+        assert abs(row["needed_bytes"] - tried[spec]["needed_bytes"]) <= 64
+        assert row["status"] == "estimated" and row["tokens_per_s"] is None
+
+
+def test_by_estimate_a_card_is_a_budget_without_a_gpu(ckbench: Run) -> None:
+    Path("study.yaml").write_text(STUDY)
+    outcome = ckbench(
+        "plan",
+        "study.yaml",
+        "--max",
+        "layers",
+        "--estimate",
+        "--budget",
+        "T4",
+        "--step",
+        "64",
+        "--set",
+        "train.batch_size=4096",
+    )
+    assert outcome.code == 0 and "estimated: no step was run" in outcome.out
+    refused = ckbench("plan", "study.yaml", "--max", "layers", "--estimate")
+    assert refused.code == 2 and "--estimate needs --budget" in refused.err
