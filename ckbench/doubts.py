@@ -181,7 +181,7 @@ def _owner(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
         comparison,
         lambda row: row.is_ok and row.label != "none" and row.values["peak_phase"] == "loss" and _head_holds_most(row),
         lambda rows: "the peak belongs to the head and loss, and most of it is theirs",
-        "activation strategies cannot lower that; use a smaller vocabulary tile or a chunked loss",
+        "activation strategies cannot lower that; a chunked loss can (train.loss, more train.loss_chunks)",
     )
     yield from _gather(
         comparison,

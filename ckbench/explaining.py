@@ -13,6 +13,8 @@ from ckbench.table import Column, Table
 from ckbench.units import format_bytes, format_mib, format_percent
 
 TIMEOUT_S = 3600.0
+SMALLEST_BYTES = 1024
+"""A difference that would be shown as nothing is left out."""
 BARS = " ▁▂▃▄▅▆▇█"
 WHOSE = {"cuda": "on CUDA, estimated", "cpu": "on the CPU, estimated", "real": "on the CPU, in a real step"}
 
@@ -31,12 +33,14 @@ def explain_configs(
         made.append(json.loads(text))
         tell(f"{made[-1]['strategy']}: {'cannot be explained' if 'reason' in made[-1] else 'explained'}")
 
-    answer, _, tail = launcher.converse(_entry, request, TIMEOUT_S, follow)
+    answer, process, tail = launcher.converse(_entry, request, TIMEOUT_S, follow)
     for explanation in made:
         if "reason" in explanation:
             raise CkbenchError(f"{explanation['strategy']} cannot be explained: {explanation['reason']}")
     if answer is None:
-        raise CkbenchError(f"the process of the explanation ended: {tail.strip()[-200:]}")
+        told = tail.strip().splitlines()
+        last = f"; last output: {told[-1][:200]}" if told else ""
+        raise CkbenchError(f"the process of the explanation ended with exit code {process.exitcode}{last}")
     return made
 
 
@@ -68,7 +72,7 @@ def draw(explanation: dict[str, Any], kind: str, *, top: int, width: int | None)
     owners = Table(
         header=[
             f"peak {format_bytes(peak)} in {explanation['peak_phase']}, at {explanation['peak_op']}; "
-            f"{format_bytes(static)} of it static",
+            f"{format_bytes(static)} of it static" + (", before the allocator rounds" if kind == "cuda" else ""),
         ],
         columns=_columns(peak, n_layers, with_category=True),
         rows=_rows(_merged(explanation["peak"])[:top]),
@@ -103,7 +107,7 @@ def draw_difference(first: dict[str, Any], second: dict[str, Any], *, top: int, 
         group = dict(now or was or {})
         group["bytes"] = (now["bytes"] if now else 0) - (was["bytes"] if was else 0)
         group["count"] = (now["count"] if now else 0) - (was["count"] if was else 0)
-        if group["bytes"]:
+        if abs(group["bytes"]) >= SMALLEST_BYTES:
             changed.append(group)
     changed.sort(key=lambda group: group["bytes"])
     saved = second["saved_bytes"] - first["saved_bytes"]
@@ -141,7 +145,16 @@ def _merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         row = merged.setdefault(
             group["category"],
-            {**group, "module": "", "op": "", "shape": [], "dtype": "", "in_blocks": False, "count": 0, "bytes": 0},
+            {
+                **group,
+                "module": group["category"],
+                "op": "",
+                "shape": [],
+                "dtype": "",
+                "in_blocks": False,
+                "count": 0,
+                "bytes": 0,
+            },
         )
         row["count"] += group["count"]
         row["bytes"] += group["bytes"]
@@ -207,6 +220,6 @@ def timeline(points: list[dict[str, Any]], width: int, bars: str) -> list[str]:
         phases.append(cell[0]["phase"])
     names = ""
     for i, phase in enumerate(phases):
-        if (i == 0 or phases[i - 1] != phase) and len(names) <= i:
+        if i == 0 or phases[i - 1] != phase:
             names = names.ljust(i) + phase + " "
     return [drawn, names[:width].rstrip()]

@@ -133,7 +133,8 @@ def _sentence(fault: Any, section: str, key: str, values: dict[str, Any], sectio
     if kind == "missing":
         return f"key {key!r} is missing in {section}"
     if kind == "value_error":
-        return str(context.get("error", fault["msg"]))
+        text = str(context.get("error", fault["msg"]))
+        return f"{section}.{key}: {text}" if key else text
     name, got = f"{section}.{key}", show(values.get(key))
     if values.get(key) is None and key in values:
         return f"{name} is null; give a value or leave the key out"

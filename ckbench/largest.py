@@ -106,6 +106,8 @@ class Answer:
     strategy: str
     found: Found
     record: Record | None
+    failure: str | None = None
+    """Why the search under this strategy ended without an answer."""
 
 
 def find_largest(
@@ -138,13 +140,13 @@ def find_largest(
     with open_store(out, f"{study.name}-max-{axis}", device, notes) as (session, results):
         search = _Search(study, axis, kind, device["run_device"], budget_bytes, step, weigh, tell)
         for order, spec in enumerate(search.strategies):
-            found = search.run(spec)
+            found, failure = search.run(spec)
             record = None
-            if found.size:
+            if found.size and failure is None:
                 job = Job(config=search.config(spec, found.size), round=0, aliases=(), place=f"{axis} {found.size}")
                 record = measure_job(job, order, session, launcher, lambda phase: None)
                 store_record(record, session, results)
-            answers.append(Answer(strategy=spec.label, found=found, record=record))
+            answers.append(Answer(strategy=spec.label, found=found, record=record, failure=failure))
     return _some_fit(answers, axis), session
 
 
@@ -172,7 +174,10 @@ def estimate_largest(
         return max(known)
 
     search = _Search(study, axis, kind, kind, budget_bytes, step, weigh, tell)
-    answers = [Answer(strategy=spec.label, found=search.run(spec), record=None) for spec in search.strategies]
+    answers = []
+    for spec in search.strategies:
+        found, failure = search.run(spec)
+        answers.append(Answer(strategy=spec.label, found=found, record=None, failure=failure))
     return _some_fit(answers, axis)
 
 
@@ -197,8 +202,16 @@ class _Search:
         points = study.points(kind)
         if len(points) > 1:
             raise ConfigError(f"{study.source}: --max varies {self.key} itself; take vary out of the study")
+        if self.step > self.most:
+            raise ConfigError(f"--step {self.step} is beyond the largest {axis} that is tried, {self.most}")
         self.strategies = points[0].strategies
         self.start = _start(points[0].config(self.strategies[0]), self.key)
+        for size in (self.step, 2 * max(self.start, self.step)):  # what cannot vary is known before the first trial
+            for spec in self.strategies:
+                try:
+                    self.config(spec, size)
+                except ConfigError as error:
+                    raise ConfigError(f"{axis} cannot vary in this study: with {size}, {error}") from None
 
     def config(self, spec: StrategySpec, size: int) -> RunConfig:
         """Give the trial of a strategy at a size."""
@@ -206,14 +219,21 @@ class _Search:
         point = at_size.points(self.kind)[0]
         return replace(point, run=point.run.model_copy(update={"device": self.device})).config(spec)
 
-    def run(self, spec: StrategySpec) -> Found:
-        """Find the largest size that fits under one strategy."""
+    def run(self, spec: StrategySpec) -> tuple[Found, str | None]:
+        """Find the largest size that fits under one strategy, or say what ended the search."""
+        try:
+            return self._search(spec), None
+        except ConfigError as error:
+            nothing = Found(size=0, size_bytes=None, next_size=None, next_bytes=None, n_trials=0)
+            self.tell(f"{spec.label}: {error}")
+            return nothing, str(error)
 
+    def _search(self, spec: StrategySpec) -> Found:
         def weigh(size: int) -> int | None:
             try:
                 needed = self.weigh(self.config(spec, size))
             except ConfigError as error:
-                raise ConfigError(f"{spec.label} at {self.axis} {size} {error}") from None
+                raise ConfigError(f"{self.axis} {size} {error}") from None
             verdict = "ran out of memory" if needed is None else f"needs {format_bytes(needed)}"
             self.tell(f"{spec.label}: {self.axis} {size} {verdict}")
             return needed
@@ -223,8 +243,11 @@ class _Search:
 
 def _some_fit(answers: list[Answer], axis: str) -> list[Answer]:
     """Give the answers back, unless no strategy fits at all."""
+    failed = [answer for answer in answers if answer.failure is not None]
     if any(answer.found.size for answer in answers):
         return answers
+    if len(failed) == len(answers):
+        raise ConfigError([f"{answer.strategy}: {answer.failure}" for answer in failed])
     least = min((a.found.next_bytes for a in answers if a.found.next_bytes is not None), default=None)
     smallest = f"; the smallest size needs {format_bytes(least)}" if least is not None else ""
     raise NothingFits(f"no strategy fits at any {axis}{smallest}")
@@ -279,6 +302,8 @@ def table(answers: list[Answer], axis: str, session: Session | None, budget_byte
 
 def _failures(answers: list[Answer]) -> Iterator[str]:
     for answer in answers:
+        if answer.failure is not None:
+            yield f"{answer.strategy}: {answer.failure}"
         if answer.record is not None and answer.record.status != "ok":
             yield f"{answer.strategy}: {answer.record.status}: {answer.record.message}"
 
@@ -289,7 +314,12 @@ def _columns(axis: str) -> list[Column]:
 
     return [
         Column(key="strategy", head="strategy", text=lambda v: str(v["strategy"]), priority=0, is_number=False),
-        Column(key="largest", head=f"largest {axis}", text=lambda v: str(v["largest"] or "none fits"), priority=1),
+        Column(
+            key="largest",
+            head=f"largest {axis}",
+            text=lambda v: str(v["largest"] or (UNKNOWN if v["status"] == "failed" else "none fits")),
+            priority=1,
+        ),
         Column(key="times_none", head="x none", text=text("times_none", "{:.2f}".format), priority=3),
         Column(key="needed_bytes", head="needs MiB", text=text("needed_bytes", format_mib), priority=2),
         Column(key="next_size", head="next", text=text("next_size", str), priority=5),
@@ -320,6 +350,14 @@ def answer_json(answer: Answer, axis: str, base: Answer | None) -> dict[str, Any
         "tokens_per_s": None if record is None else record.tokens_per_s,
         "step_s_median": None if record is None else record.step_s_median,
         "parity": None if record is None else record.parity,
-        "status": record.status if record is not None else "estimated" if found.size else "none fits",
+        "status": _status(answer),
         "trials": found.n_trials,
     }
+
+
+def _status(answer: Answer) -> str:
+    if answer.failure is not None:
+        return "failed"
+    if answer.record is not None:
+        return answer.record.status
+    return "estimated" if answer.found.size else "none fits"

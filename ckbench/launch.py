@@ -231,7 +231,8 @@ def _record_of_death(
             record.message += f"; last output: {tail}"
     else:
         record.status = "error"
-        record.message = f"the process ended with exit code {code} and no result; last output: {tail or 'none'}"
+        last = f"last output: {tail}" if tail else "it wrote nothing"
+        record.message = f"the process ended with exit code {code} and no result; {last}"
     return record
 
 

@@ -29,7 +29,7 @@ SkipOomOption = Annotated[
 ]
 FormatOption = Annotated[str, typer.Option("--format", help="console, md, csv or json.")]
 
-QUICK = ("run.rounds=1", "run.min_steps=6", "run.max_seconds=1")
+QUICK = ("run.rounds=1", "run.max_rounds=1", "run.min_steps=6", "run.max_steps=60", "run.max_seconds=1")
 
 
 def sets_of(

@@ -84,8 +84,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     """Remarks on how the strategy was applied."""
     parity: str | None = None
-    """Against none: exact, within_noise (CUDA), within_tolerance (the plan states one), failed, or none where it was
-    not checked."""
+    """Against none: exact, within_noise (CUDA), within_tolerance (a stated one), failed; none if not checked."""
     parity_detail: str | None = None
     """What was compared, at which shape, and the largest difference."""
     parity_noise_ratio: float | None = None

@@ -178,6 +178,8 @@ def resolve(spec: StrategySpec, stack: StackShape) -> Plan:
             raise PlanError(
                 f"{spec.name} has no region of ours, so {', '.join(idle)} has nothing to act on; leave it out"
             )
+    if options["reentrant"] and not options["early_stop"]:
+        raise PlanError("reentrant checkpoints never stop early, so early_stop has nothing to act on; leave it out")
     if options.pop("skip_last"):
         plan = plan.without_last_leaf()
     plan = replace(plan, offload=plan.offload or options["offload"])

@@ -12,7 +12,7 @@ from ckbench.units import UNKNOWN, clean, format_count, format_mib, format_ms, f
 HEADER_KEYS = {
     "model": (
         *("family", "arch", "path", "build", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size"),
-        *("dropout", "attention", "config", "args", "batch", "loss"),
+        *("image_size", "patch_size", "dropout", "attention", "config", "args", "batch", "loss"),
     ),
     "train": ("batch_size", "seq_len", "precision", "optimizer", "grad_accumulation", "loss"),
 }

@@ -66,6 +66,11 @@ class AppliedPlan:
         for region in plan.regions:
             if region not in inside:
                 self._cover(self._chain(model, region), region)
+        if plan.compile_budget is not None and plan.compile_budget < 1 and _drops(model.module):
+            self.notes.append(
+                "with dropout PyTorch's partitioner may draw other masks again, and gradients are wrong then "
+                "(pytorch/pytorch#190758); parity tells"
+            )
         self._offloader = Offloader(model, offload_cap_bytes) if plan.offload else None
         if self._offloader is not None:
             for i, block in enumerate(model.blocks):
@@ -146,7 +151,16 @@ class AppliedPlan:
         return counted_forward
 
     def _cover(self, chain: Sequence[tuple[nn.Module, int]], region: Region) -> None:
-        """Make ``chain``, modules with their places in the stack, run as one region."""
+        """Make ``chain``, modules with their places in the stack, run as one region.
+
+        Raises PlanError where a forward hook would see what a module that only records hands on.
+        """
+        hooked = [place for module, place in chain[:-1] if module._forward_hooks]
+        if hooked:
+            raise PlanError(
+                f"block {hooked[0]} has a forward hook, which a region over several modules would call out of turn; "
+                "take the hook away or choose per-block"
+            )
         forwards = [self._forwards[module][place] for module, place in chain]
         covered: _Covered | Inverted
         if region.mode == "invert":
@@ -274,6 +288,11 @@ def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
         return function(*args)
     result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return result
+
+
+def _drops(module: nn.Module) -> bool:
+    """Tell whether a module has dropout in force."""
+    return any(isinstance(m, nn.Dropout) and m.p > 0 for m in module.modules())
 
 
 def _by_place(model: BuiltModel) -> dict[nn.Module, dict[int, Forward]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckbench.engine.copies import Copies, Mark, copies_for
@@ -117,7 +118,7 @@ class Offloader:
     def _moves(self, tensor: Tensor) -> bool:
         """Say whether a tensor is ordinary memory of the device that nobody keeps anyway."""
         return (
-            type(tensor) in (Tensor, nn.Parameter)
+            type(tensor) in (Tensor, nn.Parameter, FakeTensor)
             and tensor.device.type == self._device_type
             and tensor.layout == torch.strided
             and not tensor.is_conj()
@@ -146,8 +147,9 @@ class Offloader:
             self.most_stayed_bytes = max(self.most_stayed_bytes, self._stayed_bytes)
             self._seen[key] = (weakref.ref(storage), None)
             return None
-        source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
-        self._copies.to_host(source, buffer)
+        if not isinstance(tensor, FakeTensor):  # one that an estimate replays has nothing to copy
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+            self._copies.to_host(source, buffer)
         if self._copies.holds_sources:
             self._group.sources.append((tensor.detach(), tensor._version))
         stored = _Stored(self.store, self._copies, buffer, tensor._version)
@@ -249,13 +251,14 @@ class _View:
         self._stored = stored
         self._group = group
         self._dtype = tensor.dtype
-        self._layout = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        self._layout = (tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def restore(self) -> Tensor:
         """Give the same view of the storage that came back."""
         self._offloader.turn_to(self._group)
         back = self._stored.bytes_on_device()
-        return torch.empty(0, dtype=self._dtype, device=back.device).set_(back.untyped_storage(), *self._layout)
+        whole = back.numel() // self._dtype.itemsize * self._dtype.itemsize
+        return back[:whole].view(self._dtype).as_strided(*self._layout)
 
 
 class _Kept:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckbench.models.base import BuiltModel, call
@@ -32,9 +33,9 @@ class _Scale:
         self._held.clear()
 
     def _weigh(self, tensor: Tensor) -> None:
-        address = tensor.untyped_storage().data_ptr()
-        if address not in self.owned:
-            self._held.setdefault(address, tensor.detach())
+        key = tensor.untyped_storage()._cdata  # of the storage's own object: tensors without data have no other address
+        if key not in self.owned:
+            self._held.setdefault(key, tensor.detach())
 
 
 def block_saved_bytes(model: BuiltModel, inputs: Any) -> tuple[int, ...]:
@@ -44,12 +45,12 @@ def block_saved_bytes(model: BuiltModel, inputs: Any) -> tuple[int, ...]:
     one block only. Random state and buffers are put back, and no gradient is touched.
     """
     state = [*model.module.parameters(), *model.module.buffers()]
-    owned = {tensor.untyped_storage().data_ptr() for tensor in state}
+    owned = {tensor.untyped_storage()._cdata for tensor in state}
     scales = [_Scale(owned) for _ in model.blocks]
     places: dict[nn.Module, list[_Scale]] = {}
     for block, scale in zip(model.blocks, scales, strict=True):
         places.setdefault(block, []).append(scale)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.module.buffers()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.module.buffers() if _has_data(buffer)]
     devices = list({tensor.device for tensor in state if tensor.device.type == "cuda"})
     handles: list[Any] = []
     with torch.random.fork_rng(devices=devices):
@@ -83,6 +84,10 @@ def _weighed(block: nn.Module, in_turn: list[_Scale]) -> list[Any]:
         n_calls += 1
 
     return [block.register_forward_pre_hook(enter), block.register_forward_hook(leave)]
+
+
+def _has_data(tensor: Tensor) -> bool:
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 def _never_asked(_packed: Any) -> Tensor:

@@ -75,7 +75,8 @@ class Selection:
         if self._is_proven or self._policy is None:
             return
         if not self._policy.n_forward:
-            wanted = " or ".join(self.region.save_ops)
+            named = self.region.save_ops
+            wanted = " or ".join(named[:2]) + (f" or {len(named) - 2} like them" if len(named) > 2 else "")
             ran = ", ".join(list(self._policy.ran)[:NAMED_OPS])
             raise PlanError(f"block {self.region.start} ran no {wanted}, so nothing would be kept; it ran {ran}, ...")
         self._is_proven, self._policy = True, None

@@ -110,8 +110,9 @@ class Trial:
 
         def on_output(_module: nn.Module, _args: Any, output: Any) -> None:
             observer.at("head")
-            hidden = output if isinstance(output, Tensor) else output[0]
-            if hidden.requires_grad:
+            tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            hidden = next((tensor for tensor in tensors if tensor.requires_grad), None)
+            if hidden is not None:
                 hidden.register_hook(lambda _gradient: observer.at("blocks"))
 
         handle = last_block.register_forward_hook(on_output)

@@ -9,9 +9,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ckbench.config import RunConfig
+from ckbench.errors import CkbenchError
 from ckbench.estimate.replay import Replayed, replay
 from ckbench.estimate.tracker import Birth
 
+MAX_REASON_CHARS = 400
 N_SAMPLES = 400
 """Points of the timeline of live bytes."""
 BEFORE = ("parameter", "buffer", "optimizer state", "input")
@@ -36,7 +38,8 @@ def serve(connection: Connection, text: str) -> None:
             try:
                 made = explain(config, request["kind"])
             except Exception as error:
-                made = {"reason": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+                told = " / ".join(str(error).splitlines())[:MAX_REASON_CHARS]
+                made = {"reason": told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}"}
             made["strategy"] = config.strategy.label
             connection.send_bytes(json.dumps({"phase": json.dumps(made)}).encode())
     connection.send_bytes(json.dumps({"done": len(request["configs"])}).encode())

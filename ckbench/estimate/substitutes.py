@@ -13,7 +13,7 @@ On ``meta`` tensors most operations allocate what their CUDA kernels do. The exc
 * transformers reads positions back to see whether several sequences are packed into one: ours never are;
 * what travels to the host takes no room on the device and has no data here, so it is not copied; an optimizer on the
   host takes nothing of the device but the gradients it reads;
-* optimizers read norms back to scale by them, and sizes do not depend on them: they read zero;
+* optimizers read norms back to scale by them, and sizes do not depend on them: they read one;
 * kernels take scratch memory that no tensor shows: ``scratch_bytes``.
 """
 

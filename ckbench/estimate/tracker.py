@@ -59,9 +59,12 @@ class StorageTracker(TorchDispatchMode):
         """Everything that ever lived, by number."""
         self.live_bytes = 0
         self.where = ""
-        self.reads_zero = False
-        """Whether a number read back from a tensor without data is zero, and not an error."""
+        self.reads_one = False
+        """Whether a number may be read back from a tensor without data: it is one then, and not an error."""
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._elsewhere: dict[int, weakref.ref[Any]] = {}
+        """Storages that stand for memory of another kind, by address of the storage's own object."""
+        self._is_paused = False
         self._n_born = 0
         self._op = ""
 
@@ -71,7 +74,7 @@ class StorageTracker(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.live:
+        if key in self.live or key in self._elsewhere or self._is_paused:
             return
         n_bytes = storage.nbytes()
         self._n_born += 1
@@ -93,6 +96,18 @@ class StorageTracker(TorchDispatchMode):
         """Count what is there before the first operation."""
         for tensor in tensors:
             self.add(tensor, op)
+
+    def made_elsewhere(self, make: Callable[[], Tensor]) -> Tensor:
+        """Make a tensor that stands for memory of another kind, and never count it."""
+        self._is_paused = True
+        try:
+            tensor = make()
+        finally:
+            self._is_paused = False
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._elsewhere[key] = weakref.ref(storage, lambda _reference: self._elsewhere.pop(key, None))
+        return tensor
 
     def add_constant(self, n_bytes: int) -> None:
         """Count bytes that are there from now on and belong to no tensor."""
@@ -128,8 +143,8 @@ class StorageTracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation and look at what it gives back."""
-        if self.reads_zero and func is torch.ops.aten._local_scalar_dense.default and _has_no_data(args[0]):
-            return 0.0
+        if self.reads_one and func is torch.ops.aten._local_scalar_dense.default and _has_no_data(args[0]):
+            return 1.0
         result = func(*args, **(kwargs or {}))
         self._op = str(func)
         if isinstance(result, Tensor):

@@ -5,10 +5,13 @@ import warnings
 from multiprocessing.connection import Connection
 
 from ckbench.config import RunConfig
+from ckbench.errors import CkbenchError
 from ckbench.estimate.allocator import CachingAllocator
 from ckbench.estimate.replay import Replayed, replay
 from ckbench.estimates import Estimate
 from ckbench.records import PHASES
+
+MAX_REASON_CHARS = 400
 
 
 def serve(connection: Connection, text: str) -> None:
@@ -30,7 +33,9 @@ def estimate(config: RunConfig, kind: str, workspace_bytes: int = 0) -> Estimate
     try:
         replayed = replay(config, kind, workspace_bytes)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        told = " / ".join(str(error).splitlines())
+        reason = told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}"
+        reason = reason[:MAX_REASON_CHARS]
         return Estimate(strategy=label, reason=reason)
     return figures_of(label, replayed, kind)
 

@@ -31,7 +31,11 @@ def build(config: CustomConfig, seq_len: int) -> BuiltModel:
     """
     function = load("build", config.build)
     _check_arguments(f"model.args do not fit {config.build}", function, config.args)
-    module = function(**config.args)
+    try:
+        module = function(**config.args)
+    except Exception as error:
+        text = " / ".join(str(error).splitlines())
+        raise ConfigError(f"model.build: {config.build} failed with {type(error).__name__}: {text}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.build: {config.build} gave a {type(module).__name__}, not an nn.Module")
     make_batch = _batches(config)

@@ -61,7 +61,13 @@ def build(config: HfConfig, seq_len: int) -> BuiltModel:
     projected: list[Any] = []
     projection = model.get_output_embeddings()
     handle = projection.register_forward_hook(lambda *call: projected.append(call[2])) if projection else None
-    stack = locate(model, lambda: module(inputs.to(device)))
+    try:
+        stack = locate(model, lambda: module(inputs.to(device)))
+    except (RuntimeError, ValueError) as error:  # keys of one config that do not go together, found out when it runs
+        text = " / ".join(str(error).splitlines())
+        raise ConfigError(
+            f"this {asked.model_type} cannot run, so keys of its config do not go together: {text}"
+        ) from error
     if handle is not None:
         handle.remove()
     _check(config, stack, probe_len if expected is None else expected, seq_len)

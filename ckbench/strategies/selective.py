@@ -58,7 +58,7 @@ def read_policy(policy: str) -> tuple[tuple[str, ...], int]:
             ops.add(word)
         else:
             hint = registry.did_you_mean(word, WORDS)
-            raise PlanError(f"unknown policy {word!r}{hint}; or name operations, as in aten.mm+aten.addmm")
+            raise PlanError(f"unknown policy {word!r}{hint} (or name operations, as in aten.mm+aten.addmm)")
     if EVERY_2ND in words and len(words) > 1:
         raise PlanError(f"{EVERY_2ND} stands alone: it counts every result that is kept, so nothing can be added to it")
     return tuple(sorted(ops)), 2 if EVERY_2ND in words else 1

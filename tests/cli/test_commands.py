@@ -187,3 +187,12 @@ def test_init_writes_examples_and_leaves_existing_files_alone(ckbench: Run) -> N
 
 def test_version(ckbench: Run) -> None:
     assert ckbench("--version").out.startswith("ckbench ")
+
+
+def test_quick_takes_any_valid_study(ckbench: Run, replay: Callable[..., str]) -> None:
+    device = replay()
+    settings = ("--set", "run.min_steps=2", "--set", "run.max_steps=2", "--set", "run.max_rounds=4")
+    assert ckbench("run", "study.yaml", "--device", device, *settings).code == 0
+    Path("study.yaml").write_text(Path("study.yaml").read_text().replace("max_steps: 10", "max_steps: 2, min_steps: 2"))
+    outcome = ckbench("run", "study.yaml", "--device", device, "--quick")
+    assert outcome.code == 0, outcome.err

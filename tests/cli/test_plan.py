@@ -94,10 +94,30 @@ def test_a_grid_is_refused(ckbench: Run, replay: Callable[..., str]) -> None:
     assert outcome.code == 2 and "take vary out of the study" in outcome.err
 
 
-def test_a_failing_trial_ends_the_search_with_its_reason(ckbench: Run, replay: Callable[..., str]) -> None:
+def test_a_failing_strategy_is_a_row_with_its_reason(ckbench: Run, replay: Callable[..., str]) -> None:
     device = replay({"none": {"fail": {"raise": "a bug"}}})
-    outcome = ckbench("plan", "study.yaml", "--device", device, "--max", "batch", "--budget", "1GiB")
-    assert outcome.code == 2 and "none at batch 2 ended error: RuntimeError: a bug" in outcome.err
+    asked = ("plan", "study.yaml", "--device", device, "--max", "batch", "--budget", "1GiB")
+    outcome = ckbench(*asked)
+    assert outcome.code == 0
+    assert "none: batch 2 ended error: RuntimeError: a bug" in outcome.out
+    assert "per-block      1000000" in outcome.out, "the others are searched all the same"
+    alone = ckbench(*asked, "-s", "none")
+    assert alone.code == 2 and "none: batch 2 ended error: RuntimeError: a bug" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--max", "batch", "--step", "2000000"), "--step 2000000 is beyond the largest batch that is tried, 1000000"),
+        (("--max", "layers", "--set", "model.d_ff=[32,64,96,32]"), "layers cannot vary in this study: with 1, "),
+    ],
+)
+def test_what_cannot_vary_is_refused_before_the_first_trial(
+    ckbench: Run, replay: Callable[..., str], arguments: tuple[str, ...], told: str
+) -> None:
+    outcome = ckbench("plan", "study.yaml", "--device", replay(), "--budget", "1GiB", *arguments)
+    assert outcome.code == 2 and told in outcome.err
+    assert "needs" not in outcome.err
 
 
 def test_the_largest_size_by_estimate_is_that_by_trials(ckbench: Run) -> None:

@@ -246,3 +246,66 @@ def test_extra_arguments_are_let_go_without_the_collector(spec: str) -> None:
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("spec", ["every-k:2", "full", "nested:2"])
+def test_a_forward_hook_inside_a_region_over_several_blocks_is_refused(tiny_run: MakeRun, spec: str) -> None:
+    model = Trial(tiny_run("none", model={"n_layers": L}), CPU).model
+    model.blocks[0].register_forward_hook(lambda _module, _args, output: output * 1.5)
+    with pytest.raises(PlanError, match="^block 0 has a forward hook, which a region over several modules"):
+        AppliedPlan(model, plan_of(spec))
+
+
+def test_a_forward_hook_on_a_block_with_a_region_of_its_own_is_kept(tiny_run: MakeRun) -> None:
+    found = []
+    for spec in ("none", "per-block"):
+        trial = Trial(tiny_run("none", model={"n_layers": L}), CPU)
+        trial.applied.remove()
+        trial.model.blocks[1].register_forward_hook(lambda _module, _args, output: output * 1.5)
+        trial.applied = AppliedPlan(trial.model, plan_of(spec))
+        loss = trial.loss(trial.module(trial.batches[0][0]), trial.batches[0][1])
+        loss.backward()
+        found.append([p.grad for p in trial.module.parameters()])
+    assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+class MappingBlock(nn.Module):
+    """Gives a mapping, as blocks of some libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, hidden: Any) -> dict[str, Tensor]:
+        hidden = hidden if isinstance(hidden, Tensor) else hidden["hidden"]
+        return {"hidden": hidden + torch.tanh(self.linear(hidden))}
+
+
+def test_a_last_block_that_gives_a_mapping_is_observed(tiny_run: MakeRun) -> None:
+    class Events:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def at(self, event: str) -> None:
+            self.seen.append(event)
+
+    trial = Trial(tiny_run("none"), CPU)
+    blocks = (MappingBlock(), MappingBlock())
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(blocks)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Any = x
+            for block in self.blocks:
+                hidden = block(hidden)
+            return hidden["hidden"]
+
+    trial.model = BuiltModel(module=Stack(), blocks=blocks, parts=({}, {}))
+    trial.module = trial.model.module
+    trial.batches = [(torch.randn(2, 8), torch.zeros(2, dtype=torch.long))]
+    events = Events()
+    trial.observed_step(events)
+    assert events.seen == ["forward", "head", "turn", "blocks", "optimizer", "end"]

@@ -68,6 +68,33 @@ def test_other_models_and_steps(tiny_run: MakeRun, spec: str, settings: dict[str
     assert replayed["static_bytes"] == real["static_bytes"]
 
 
+@pytest.mark.parametrize("spec", ["offload", "per-block+offload", "ffn-only+offload"])
+@pytest.mark.parametrize("settings", [{}, {"model": {"dropout": 0.1}}, {"train": {"grad_accumulation": 2}}], ids=str)
+def test_what_waits_on_the_host_is_not_counted(
+    tiny_run: MakeRun, spec: str, settings: dict[str, dict[str, Any]]
+) -> None:
+    replayed, real = both(tiny_run(spec, model=settings.get("model"), train=settings.get("train")))
+    assert abs(replayed["saved_bytes"] - real["saved_bytes"]) <= WRAPPED_NUMBERS_BYTES
+    peak = real["peak_allocated_bytes"]
+    assert abs(peak - replayed["peak_allocated_bytes"]) <= SCRATCH_RATIO * peak
+
+
+@pytest.mark.parametrize(
+    "train", [{"optimizer_on_host": True}, {"optimizer_in_backward": True}, {"optimizer": "adafactor"}]
+)
+def test_other_places_and_kinds_of_optimizers(tiny_run: MakeRun, train: dict[str, Any]) -> None:
+    replayed, real = both(tiny_run("per-block", train=train))
+    assert replayed["static_bytes"] == real["static_bytes"]
+    peak = real["peak_allocated_bytes"]
+    assert abs(peak - replayed["peak_allocated_bytes"]) <= SCRATCH_RATIO * peak
+
+
+def test_a_strategy_that_measures_the_blocks_first_is_replayed_too(tiny_run: MakeRun) -> None:
+    for kind in ("cpu", "cuda"):
+        made = estimate(tiny_run("largest-n:1", model={"family": "llama"}), kind)
+        assert made.reason is None and made.saved_bytes
+
+
 def test_the_mean_squared_loss_holds_on_to_its_differences(tiny_run: MakeRun) -> None:
     """PyTorch makes the mean in the memory of the squared differences, B·S·D numbers, which the scalar then keeps."""
     replayed, real = both(tiny_run("none", model={"head": "none", "vocab_size": None}, train={"loss": "mse"}))

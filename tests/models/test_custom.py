@@ -277,7 +277,10 @@ def test_a_failure_inside_the_function_is_its_own(tiny_run: MakeRun) -> None:
     config = tiny_run("none", model=section(build=f"{HERE}:raises", args={}))
     record = worker.run_trial(config, 0, 0.0, lambda phase: None)
     assert (record.status, record.failed_phase) == ("error", "build")
-    assert record.message == "ValueError: width must be even"
+    assert (
+        record.message
+        == "ConfigError: model.build: tests.contract.own_model:raises failed with ValueError: width must be even"
+    )
 
 
 def test_targets_and_tokens_follow_the_seed(tiny_run: MakeRun) -> None:

@@ -38,7 +38,7 @@ def refusal(content: bytes | str, *more: str, name: str = "study.yaml") -> str:
         (GOOD + 'name: "\\x9b2J"', "study.yaml:3: name must be one line of 1 to 200 characters"),
         (GOOD + 'name: "a\\u2028b"', "study.yaml:3: name must be one line of 1 to 200 characters"),
         (GOOD + 'strategies: ["\\u202e"]', "study.yaml:3: unknown strategy '\\u202e'"),
-        (GOOD.replace("16}", '16, loss: "\\x85\\xa0"}'), "study.yaml:2: train.loss must be 'cross_entropy' or 'mse', got \" ?\""),
+        (GOOD.replace("16}", '16, loss: "\\x85\\xa0"}'), "study.yaml:2: train.loss must be 'cross_entropy', 'chunked_cross_entropy' or 'mse', got \" ?\""),
         ("a: [" + "[" * 5_000, "study.yaml: not readable as YAML (RecursionError)"),
         ("x" * 200_000, "study.yaml: larger than 100000 bytes, not a study file"),
         (GOOD.replace("4", "1000000000000", 1), "study.yaml:1: model.n_layers must be at most 10000, got 1000000000000"),

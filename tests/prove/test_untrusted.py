@@ -51,10 +51,29 @@ def test_no_source_turns_data_into_code(path: Path) -> None:
     assert list(faults(ast.parse(path.read_text(encoding="utf-8")))) == []
 
 
-def test_modules_are_imported_by_name_in_one_place() -> None:
-    """The registry, where a name was first found among the files of a shelf."""
-    found = [path.name for path in SOURCES if "import_module" in path.read_text(encoding="utf-8")]
-    assert found == ["registry.py"]
+IMPORTS_BY_NAME = {
+    "registry.py": "a name that was first found among the files of a shelf",
+    "optimizers.py": "an optional library, by a name of ours",
+    "substitutes.py": "an optional library, by a name of ours",
+    "hf.py": "an optional library, by a name of ours",
+    "custom.py": "the user's own module, in the worker only: what family custom is for",
+}
+
+
+def test_modules_are_imported_by_name_where_there_is_a_reason() -> None:
+    found = {path.name for path in SOURCES if "import_module" in path.read_text(encoding="utf-8")}
+    assert found == set(IMPORTS_BY_NAME)
+
+
+@pytest.mark.parametrize("name", ["optimizers.py", "substitutes.py", "hf.py"])
+def test_optional_libraries_are_named_in_the_source(name: str) -> None:
+    (path,) = (path for path in SOURCES if path.name == name)
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "import_module"
+    ]
+    assert calls and all(isinstance(call.args[0], ast.Constant) for call in calls)
 
 
 def test_the_source_rules_can_fail() -> None:

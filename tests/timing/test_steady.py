@@ -86,15 +86,17 @@ def test_rounds_are_added_until_slowdowns_are_precise(ckbench: Run, replay: Call
         "json",
         "--set",
         "run.precision_target=0.03",
+        "--rounds",
+        "5",
     )
     fixed = records(ckbench(*options, "--device", replay(noisy)))
-    assert {row["rounds"] for row in fixed} == {2}
+    assert {row["rounds"] for row in fixed} == {5}
     adaptive = records(ckbench(*options, "--max-rounds", "60", "--device", replay(noisy)))
     full = next(row for row in adaptive if row["strategy"] == "full")
-    assert 2 < full["rounds"] < 60
+    assert 5 < full["rounds"] < 60
     assert (full["slowdown_high"] - full["slowdown_low"]) / 2 / full["slowdown_ratio"] <= 0.03
     quiet = records(ckbench(*options, "--max-rounds", "60", "--device", replay({"*": {"step_s": 0.01}})))
-    assert {row["rounds"] for row in quiet} == {2}
+    assert {row["rounds"] for row in quiet} == {5}
 
 
 def test_drift_within_a_trial_is_doubted(ckbench: Run, replay: Callable[..., str]) -> None:

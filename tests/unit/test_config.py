@@ -135,6 +135,9 @@ MODEL_FAULTS = {
     ("seq_len: 16", "seq_len: 16\n  precision: bf17"): [
         "study.yaml:9: train.precision must be 'fp32', 'tf32', 'bf16', 'fp16', 'bf16-pure' or 'fp16-pure', got \"bf17\""
     ],
+    ("seq_len: 16", "seq_len: 16\n  offload_cap_bytes: lots"): [
+        "study.yaml:9: train.offload_cap_bytes: 'lots' is not a size; write for example 16GiB or 800MiB"
+    ],
     ("seq_len: 16", "seq_len: 16\n  lr: 0"): ["study.yaml:9: train.lr must be above 0, got 0"],
     ("seq_len: 16", "seq_len: 16\n  lr: fast"): ['study.yaml:9: train.lr must be a number, got "fast"'],
     ("seq_len: 16", "seq_len: 16\n  loss: mse"): ["study.yaml:9: loss mse needs head: none"],

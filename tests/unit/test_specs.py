@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckbench import registry, specs
 from ckbench.config import StrategySpec
-from ckbench.errors import CkbenchError, ConfigError
+from ckbench.errors import CkbenchError, ConfigError, PlanError
 from ckbench.plan import StackShape
 
 NAMES = registry.names("strategies")
@@ -195,3 +195,17 @@ def test_skip_last_that_leaves_nothing_is_none() -> None:
     assert specs.resolve(specs.parse("full,skip_last,early_stop=false"), stack) == specs.resolve(
         specs.parse("none"), stack
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("per-block,reentrant,early_stop=false", "reentrant checkpoints never stop early, so early_stop has nothing"),
+        ("offload,skip_last", "offload has no region of ours, so skip_last has nothing to act on"),
+        ("offload,offload", "offload offloads already"),
+    ],
+)
+def test_an_option_without_effect_is_refused(spec: str, told: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        specs.resolve(specs.parse(spec), StackShape(n_layers=4))
+    assert str(caught.value).startswith(told)
