@@ -188,7 +188,9 @@ def _run_jobs(
         estimate, warning = None, None
         if forecast is not None:
             watcher.trial(job, "estimate")
+            asked_at = time.monotonic()
             estimate = forecast.of(job.config, (other.config for _, other in jobs))
+            begun += time.monotonic() - asked_at  # made once for many trials: no measure of how long one takes
             warning = forecast.warning(estimate)
             if warning is not None and job.round == 0 and not skip_oom:
                 watcher.say(f"{job.config.strategy.label}: {warning}")
