@@ -100,7 +100,9 @@ def test_a_failing_strategy_is_a_row_with_its_reason(ckbench: Run, replay: Calla
     outcome = ckbench(*asked)
     assert outcome.code == 0
     assert "none: batch 2 ended error: RuntimeError: a bug" in outcome.out
-    assert "per-block      1000000" in outcome.out, "the others are searched all the same"
+    found = rows(ckbench(*asked, "--format", "json").out)
+    assert found["none"]["status"] == "failed"
+    assert found["per-block"]["largest"] == 1_000_000, "the others are searched all the same"
     alone = ckbench(*asked, "-s", "none")
     assert alone.code == 2 and "none: batch 2 ended error: RuntimeError: a bug" in alone.err
 
