@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckbench.statistics import (
+    T_QUANTILES,
     count_outliers,
     geometric_interval,
     median_absolute_deviation,
@@ -165,3 +166,10 @@ def test_going_on_until_precise_keeps_the_interval_honest() -> None:
                     break
     assert 0.94 <= held["first"] / n_studies <= 0.96
     assert held["all"] / n_studies < 0.935
+
+
+def test_the_quantiles_kept_are_scipy_s() -> None:
+    from scipy.special import stdtrit
+
+    assert [float(stdtrit(n, 0.975)) for n in range(1, len(T_QUANTILES) + 1)] == pytest.approx(T_QUANTILES, rel=1e-13)
+    assert t_quantile(31) == float(stdtrit(31, 0.975))
