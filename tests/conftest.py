@@ -1,5 +1,6 @@
 """What every test may ask for: calm torch settings, tiny configs, a folder to write studies in."""
 
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from ckbench.config import AnyModel, ModelConfig, RunConfig, RunSettings, TrainC
 
 SEED = 1234
 TORCH_THREADS = 1
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what is ignored stays so in all children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, and no verdict on time: machines that run tests are busy.
 settings.register_profile("calm", derandomize=True, deadline=None)

@@ -1,5 +1,6 @@
 """cpu: exact peaks from the profiler's allocator events; RSS beside them, never compared."""
 
+import gc
 import os
 import platform
 import time
@@ -102,6 +103,7 @@ class Cpu:
         Every allocation of PyTorch's CPU allocator is an event, kernel temporaries included; the sum
         of all events on top of what the trial holds before is the exact allocated size over time.
         """
+        gc.collect()  # garbage of before the step must not be given back in it
         before = subject.holdings()
         recorder = _Recorder(subject)
         with warnings.catch_warnings():

@@ -176,7 +176,6 @@ def test_cor_21_experts_chosen_anew_on_replay_end_as_recompute_mismatch(
     assert outcome.code == 1 and "recompute_mismatch" in outcome.out and "every-k:2" in outcome.out
 
 
-@pytest.mark.parametrize("spec", ["per-block", "per-block,reentrant", "every-k:2", "nested:2", "ffn-only"])
 class ReplayedProducts(TorchDispatchMode):
     """Counts matrix products that run in a recomputed forward: backward's own run without recording gradients."""
 
@@ -201,6 +200,7 @@ def test_cor_23_every_second_product_is_the_same_one_in_forward_and_replay(famil
     assert replayed.n_products == len(built.model.blocks) * (n_products // 2)
 
 
+@pytest.mark.parametrize("spec", ["per-block", "per-block,reentrant", "every-k:2", "nested:2", "ffn-only"])
 def test_cor_25_a_shared_block_gets_the_gradient_of_none(use_model: UseModel, spec: str) -> None:
     use_model(odd_models.shared)
     assert parity(spec, **VECTORS) == "exact"

@@ -46,9 +46,9 @@ def test_a_list_in_yaml_is_the_same(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("matmull", "unknown policy 'matmull'; did you mean 'matmul'?; or name operations, as in aten.mm+aten.addmm"),
-        ("mm", "unknown policy 'mm'; have: matmul, attention, every-2nd-matmul; or name operations, as in aten.mm+aten.addmm"),
-        ("matmul+atention", "unknown policy 'atention'; did you mean 'attention'?; or name operations, as in aten.mm+aten.addmm"),
+        ("matmull", "unknown policy 'matmull'; did you mean 'matmul'? (or name operations, as in aten.mm+aten.addmm)"),
+        ("mm", "unknown policy 'mm'; have: matmul, attention, every-2nd-matmul (or name operations, as in aten.mm+aten.addmm)"),
+        ("matmul+atention", "unknown policy 'atention'; did you mean 'attention'? (or name operations, as in aten.mm+aten.addmm)"),
         ("every-2nd-matmul+attention", "every-2nd-matmul stands alone: it counts every result that is kept, so nothing can be added to it"),
     ],
 )  # fmt: skip

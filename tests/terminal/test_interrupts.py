@@ -46,7 +46,7 @@ SWAP = """
 
 MODULES = (
     "typer.core", "pydantic", "ckbench.reports.console", "typer", "ckbench.errors", "ckbench.study", "yaml",
-    "ckbench.session", "scipy.special",
+    "ckbench.session",
 )  # fmt: skip
 
 
