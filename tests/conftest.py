@@ -16,9 +16,12 @@ from ckbench.config import AnyModel, ModelConfig, RunConfig, RunSettings, TrainC
 SEED = 1234
 TORCH_THREADS = 1
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what is ignored stays so in all children.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a closed terminal; what is ignored
+# stays so in all children.
+for name, action in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    number = getattr(signal, name, None)
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
 
 # The same examples in every run, and no verdict on time: machines that run tests are busy.
 settings.register_profile("calm", derandomize=True, deadline=None)
