@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=10, help="fresh processes (or pairs of them) per size")
     parser.add_argument("--windows", type=int, default=40, help=f"turns of {WINDOW} steps in each process")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=SIZES, help="one size alone")
     parser.add_argument("--apart", action="store_true", help="give each measurement a process of its own")
     parser.add_argument("--plot", type=Path, help="draw the ratios as SVG")
     options = parser.parse_args()
@@ -149,6 +150,8 @@ def main() -> None:
     print(f"threads {options.threads}, {options.processes} times, {how}, {steps} steps of each")
     print(f"{'size':>6}  {'loop ms':>8}  {'median ratio':>12}  {'95 % interval':>15}  limit")
     for name, (model, train) in SIZES.items():
+        if options.only not in (None, name):
+            continue
         run = RunSettings(
             device="cpu", threads=options.threads, warmup_steps=WARM_UP, min_steps=steps, max_steps=steps,
             max_seconds=600.0,
