@@ -91,8 +91,6 @@ def counted_step(config: RunConfig) -> Trial:
 
 @pytest.mark.parametrize(("name", "spec"), pairs([spec for spec in SPECS if plan_of(spec).tolerance == 0]))
 def test_bit_identical_to_none(tiny_run: MakeRun, name: str, spec: str) -> None:
-    if plan_of(spec).compile_budget is not None:
-        pytest.skip("compiled code rounds otherwise; it has a test of its own")
     assert_same_as_none(tiny_run(spec, model=of_family(name)))
 
 
