@@ -90,3 +90,11 @@ def parts_of(block: nn.Module) -> dict[str, tuple[nn.Module, ...]]:
     if block.pre_norm:
         return {"attention": (block.norm_1, block.attention), "ffn": (block.norm_2, block.ffn), **core}
     return {"attention": (block.attention,), "ffn": (block.ffn,), **core}
+
+
+def small_normal(module: nn.Module) -> None:
+    """Give a layer normal weights of deviation 0.02 and no bias, as GPT-2 has them, without its scale by depth."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,5 +1,6 @@
 """What a model family gives back: the module, where its blocks are, and what each block is made of."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -55,7 +56,7 @@ class BuiltModel:
         )
 
 
-class Invertible(nn.Module):
+class Invertible(nn.Module, ABC):
     """A block of two coupled streams, x (B, S, 2·D): y1 = x1 + f(x2), y2 = x2 + g(y1).
 
     Sources: Gomez et al. 2017 (RevNet, arXiv 1707.04585); Kitaev et al. 2020 (Reformer, arXiv 2001.04451).
@@ -64,9 +65,9 @@ class Invertible(nn.Module):
     draws: bool = True
     """Whether f or g draw random numbers; where they do, backward needs the states of the generators."""
 
+    @abstractmethod
     def couplings(self, *args: Any, **kwargs: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Give f and g for one call with these further arguments; each maps (B, S, D) to (B, S, D)."""
-        raise NotImplementedError
 
     def forward(self, x_BS2D: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Couple the streams."""

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ckbench.config import ModelConfig, RunConfig
-from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of
+from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of, small_normal
 from ckbench.models.base import IGNORED, Batch, BuiltModel, draw_tokens
 
 MASKED_SHARE = 0.15
@@ -34,7 +34,7 @@ class Bert(nn.Module):
         has_head = config.head == "lm" and vocab_size
         self.transform = MaskedTokenTransform(D) if has_head else nn.Identity()
         self.head = nn.Linear(D, vocab_size) if has_head and vocab_size else None
-        self.apply(_init)
+        self.apply(small_normal)
         if config.tie_embeddings and self.head is not None and self.tokens is not None:
             self.head.weight = self.tokens.weight
 
@@ -83,14 +83,6 @@ def draw_masked(config: RunConfig, generator: Generator, dtype: torch.dtype) -> 
     places = torch.rand(shape, generator=generator).argsort(dim=1)[:, :n_masked]
     is_masked = torch.zeros(shape, dtype=torch.bool).scatter_(1, places, True)
     return tokens.masked_fill(is_masked, mask_id), tokens.masked_fill(~is_masked, IGNORED)
-
-
-def _init(module: nn.Module) -> None:
-    """Small normal weights, no biases (the paper's code truncates the normal at two deviations)."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 def build(config: ModelConfig, seq_len: int) -> BuiltModel:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ckbench.config import ModelConfig
-from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of
+from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of, small_normal
 from ckbench.models.base import BuiltModel
 
 
@@ -23,7 +23,7 @@ class Gpt(nn.Module):
         self.blocks = build_blocks(config, nn.LayerNorm, bias=True, causal=True)
         self.norm = nn.LayerNorm(D) if config.norms_first() else nn.Identity()
         self.head = nn.Linear(D, vocab_size, bias=False) if config.head == "lm" and vocab_size else None
-        self.apply(_init)
+        self.apply(small_normal)
         if config.tie_embeddings and self.head is not None and self.tokens is not None:
             self.head.weight = self.tokens.weight
 
@@ -38,14 +38,6 @@ class Gpt(nn.Module):
             x_BSD = block(x_BSD)
         x_BSD = self.norm(leave_streams(self.blocks, x_BSD))
         return x_BSD if self.head is None else self.head(x_BSD)
-
-
-def _init(module: nn.Module) -> None:
-    """GPT-2's initialisation, without its depth-dependent scale."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 def build(config: ModelConfig, seq_len: int) -> BuiltModel:

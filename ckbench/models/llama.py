@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ckbench.config import ModelConfig
-from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of
+from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of, small_normal
 from ckbench.models.base import BuiltModel
 
 ROPE_BASE = 10_000.0
@@ -33,7 +33,7 @@ class Llama(nn.Module):
         cos_SK, sin_SK = rotation_table(seq_len, D // config.n_heads)
         self.register_buffer("cos_SK", cos_SK, persistent=False)
         self.register_buffer("sin_SK", sin_SK, persistent=False)
-        self.apply(_init)
+        self.apply(small_normal)
         if config.tie_embeddings and self.head is not None and self.tokens is not None:
             self.head.weight = self.tokens.weight
 
@@ -55,11 +55,6 @@ def rotation_table(seq_len: int, d_head: int) -> tuple[Tensor, Tensor]:
     angles = torch.outer(torch.arange(seq_len).float(), frequencies)
     angles_SK = torch.cat((angles, angles), dim=-1)
     return angles_SK.cos(), angles_SK.sin()
-
-
-def _init(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
 
 
 def build(config: ModelConfig, seq_len: int) -> BuiltModel:

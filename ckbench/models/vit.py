@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ckbench.config import ModelConfig, RunConfig, VitConfig
-from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of
+from ckbench.models._block import build_blocks, enter_streams, leave_streams, parts_of, small_normal
 from ckbench.models.base import Batch, BuiltModel
 
 build_norm = partial(nn.LayerNorm, eps=1e-6)
@@ -29,7 +29,7 @@ class Vit(nn.Module):
         self.blocks = build_blocks(config, build_norm, bias=True, causal=False)
         self.norm = build_norm(D) if config.norms_first() else nn.Identity()
         self.head = nn.Linear(D, config.n_classes) if config.head == "lm" else None
-        self.apply(_init)
+        self.apply(small_normal)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Map images to class logits (B, N), or to the hidden states (B, S, D) of class token and patches."""
@@ -64,14 +64,6 @@ def draw_images(config: RunConfig, generator: Generator, dtype: torch.dtype) -> 
         hidden = (train.batch_size, model.own_seq_len(), model.d_model)
         return images, torch.randn(hidden, generator=generator).to(dtype)
     return images, torch.randint(model.n_classes, (train.batch_size,), generator=generator)
-
-
-def _init(module: nn.Module) -> None:
-    """Small normal weights, no biases."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 def build(config: ModelConfig, seq_len: int) -> BuiltModel:
