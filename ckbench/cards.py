@@ -57,7 +57,7 @@ def card_bytes(text: str) -> tuple[str, int]:
             return text, parse_size_bytes(text)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    raise ConfigError(f"unknown card {text!r}{did_you_mean(text, CARDS_MIB)}; a size such as 24GiB works too")
+    raise ConfigError(f"unknown card {text!r}{did_you_mean(text, CARDS_MIB)} (or a size, as 24GiB)")
 
 
 def _plain(text: str) -> str:
