@@ -8,7 +8,7 @@ from ckbench.compare import Row
 from ckbench.config import RunConfig
 from ckbench.errors import CkbenchError
 from ckbench.launch import Launcher, enter_child
-from ckbench.registry import load
+from ckbench.reporting import draw_table
 from ckbench.table import Column, Table
 from ckbench.units import format_bytes, format_mib, format_percent
 
@@ -53,7 +53,6 @@ def _entry(connection: Any, text: str, log: str) -> None:
 
 def draw(explanation: dict[str, Any], kind: str, *, top: int, width: int | None) -> str:
     """Write one strategy's explanation for people."""
-    render = load("reports", "console")
     saved = explanation["saved"]
     in_blocks = sum(group["bytes"] for group in saved if group["in_blocks"])
     n_layers = explanation["n_layers"]
@@ -81,7 +80,7 @@ def draw(explanation: dict[str, Any], kind: str, *, top: int, width: int | None)
         skipped=[],
     )
     brought = [group for group in explanation["recomputed"] if group["in_blocks"]]
-    lines = [render(kept, width=width), _more(saved, top), "", render(owners, width=width), ""]
+    lines = [draw_table(kept, width=width), _more(saved, top), "", draw_table(owners, width=width), ""]
     lines.append(f"live bytes over the step (highest {format_bytes(peak)}):")
     lines += timeline(explanation["timeline"], min(width or 100, 100), BARS)
     if brought:
@@ -94,7 +93,7 @@ def draw(explanation: dict[str, Any], kind: str, *, top: int, width: int | None)
             doubts=[],
             skipped=[],
         )
-        lines += ["", render(back, width=width), _more(brought, top)]
+        lines += ["", draw_table(back, width=width), _more(brought, top)]
     return "\n".join(line.rstrip("\n") for line in lines if line is not None) + "\n"
 
 
@@ -124,7 +123,7 @@ def draw_difference(first: dict[str, Any], second: dict[str, Any], *, top: int, 
         doubts=[],
         skipped=[],
     )
-    return str(load("reports", "console")(table, width=width)) + (_more(changed, top) or "")
+    return draw_table(table, width=width) + (_more(changed, top) or "")
 
 
 def _signed(n_bytes: int) -> str:

@@ -27,7 +27,12 @@ EstimatesOption = Annotated[
 SkipOomOption = Annotated[
     bool, typer.Option("--skip-oom", help="Do not start trials that by their estimate cannot fit.")
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="console, md, csv or json.")]
+NoPlotOption = Annotated[
+    bool, typer.Option("--no-plot", help="No memory-time chart under the table (pipes and files never get one).")
+]
+FormatOption = Annotated[
+    str, typer.Option("--format", help="console, md, latex, csv or json; of stored results also html and plots.")
+]
 
 QUICK = ("run.rounds=1", "run.max_rounds=1", "run.min_steps=6", "run.max_steps=60", "run.max_seconds=1")
 

@@ -10,7 +10,7 @@ from typing import Any
 from ckbench.errors import CkbenchError
 
 READER_HAS_LEFT = (errno.EPIPE, errno.EINVAL)  # Windows says EINVAL of a closed pipe
-NEAREST_ASCII = str.maketrans({"─": "-", "·": "*", **dict(zip("▁▂▃▄▅▆▇█", ".:-=+*#@", strict=True))})
+NEAREST_ASCII = str.maketrans("─·▁▂▃▄▅▆▇█│┤└┬┐┄┆●○×", "-*.:-=+*#@||+++-:*ox")
 
 
 def open_closed_streams() -> None:

@@ -105,6 +105,10 @@ class Record:
     peak_optimizer_bytes: int | None = None
     activation_peak_bytes: int | None = None
     """Live at the peak and neither static nor gradient, counted storage by storage."""
+    live_bytes_timeline: list[list[float]] = field(default_factory=list)
+    """Live bytes over a steady step, at most 200 points of [share of the step's allocations and frees, bytes, number of
+    the phase: 0 forward, 1 loss, 2 backward, 3 optimizer], the peak among them. CUDA: bytes as asked for, before
+    rounding. Empty where no history is known, as in records before ckbench had this field."""
     first_step_peak_bytes: int | None = None
     """Peak of the very first step, before optimizer state exists."""
     peak_reserved_bytes: int | None = None

@@ -1,12 +1,20 @@
-"""From a results folder to text in any format."""
+"""From a results folder to text or files in any format, and to where they are wanted."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckbench import registry, store, table
+from ckbench import output, registry, store, table
+from ckbench.cards import CARDS_MIB, card_bytes, usable_bytes
 from ckbench.compare import Comparison, Row, compare, flat_names, look_up, sort_key, varied_keys
-from ckbench.errors import ConfigError, StoreError
+from ckbench.errors import CkbenchError, ConfigError, StoreError
+from ckbench.reports.base import Budget, FileReport, Findings, Report
 from ckbench.store import Skipped
+from ckbench.table import Table
+from ckbench.units import clean
+
+Drawn = str | dict[str, bytes]
+"""Text, or files by name."""
 
 
 def report(
@@ -16,22 +24,27 @@ def report(
     group_by: str | None = None,
     baseline: str | None = None,
     all_sessions: bool = False,
+    budgets: Sequence[str] = (),
+    charts: bool = True,
     width: int | None = None,
-) -> str:
+) -> Drawn:
     """Draw what is stored below ``path``. Raises StoreError where there is nothing to show."""
+    plugin = registry.load("reports", format_)
+    asked = [budget(text) for text in budgets]
     records, skipped = store.read(path)
     if not records:
         hint = f"; passed over: {skipped[0]}" if skipped else "; `ckbench run` makes some"
         raise StoreError(f"{path}: no ckbench records{hint}")
-    return draw(
+    found = findings(
         records,
-        format_=format_,
         group_by=group_by,
         baseline=baseline,
         all_sessions=all_sessions,
         skipped=skipped,
-        width=width,
+        budgets=asked,
+        charts=charts,
     )
+    return plugin.files(found) if isinstance(plugin, FileReport) else str(plugin(found, width=width))
 
 
 def draw(
@@ -40,22 +53,87 @@ def draw(
     format_: str = "console",
     group_by: str | None = None,
     baseline: str | None = None,
-    all_sessions: bool = False,
-    skipped: list[Skipped] | None = None,
+    charts: bool = True,
     width: int | None = None,
 ) -> str:
-    """Compare records and draw the rows; with ``group_by`` one table per value of that key."""
-    render = registry.load("reports", format_)
+    """Compare records and draw the rows as text; with ``group_by`` one table per value of that key."""
+    found = findings(records, group_by=group_by, baseline=baseline, charts=charts)
+    return str(text_report(format_)(found, width=width))
+
+
+def draw_table(table_: Table, *, format_: str = "console", width: int | None = None) -> str:
+    """Draw a table that was not made from records."""
+    return str(text_report(format_)(Findings.of_table(table_), width=width))
+
+
+def text_report(format_: str) -> Report:
+    """Give a format that is text. Raises ConfigError for one that makes files."""
+    plugin = registry.load("reports", format_)
+    if isinstance(plugin, FileReport):
+        raise ConfigError(
+            f"--format {format_} makes files; keep --format console here, then write "
+            f"`ckbench report RESULTS --format {format_} --out WHERE`"
+        )
+    drawn: Report = plugin
+    return drawn
+
+
+def findings(
+    records: list[dict[str, Any]],
+    *,
+    group_by: str | None = None,
+    baseline: str | None = None,
+    all_sessions: bool = False,
+    skipped: list[Skipped] | None = None,
+    budgets: Sequence[Budget] = (),
+    charts: bool = True,
+) -> Findings:
+    """Compare records and lay the rows out: what every format draws from."""
     if baseline is not None and all(record["strategy"] != baseline for record in records):
         known = dict.fromkeys(record["strategy"] for record in records)
         raise ConfigError(f"no record has the strategy {baseline!r}{registry.did_you_mean(baseline, known)}")
     comparison = compare(records, all_sessions=all_sessions, baseline=baseline)
-    parts = [comparison] if group_by is None else _split(comparison, group_by)
-    if registry.spell(format_) in ("json", "csv") or len(parts) == 1:
-        merged = parts[0] if len(parts) == 1 else _join(comparison, parts)
-        return str(render(table.build(merged, skipped=skipped), width=width))
-    tables = [table.build(part, skipped=skipped if i == 0 else None) for i, part in enumerate(parts)]
-    return "\n".join(str(render(each, width=width)) for each in tables)
+    whole = table.build(comparison, skipped=skipped)
+    parts = [whole]
+    if group_by is not None:
+        divided = _split(comparison, group_by)
+        parts = [table.build(part, skipped=skipped if i == 0 else None) for i, part in enumerate(divided)]
+    return Findings(comparison=comparison, whole=whole, parts=parts, budgets=budgets, charts=charts)
+
+
+def budget(text: str) -> Budget:
+    """Read a budget: a size is taken as it is, of a card a process gets all but its context."""
+    try:
+        name, n_bytes = card_bytes(text)
+    except ConfigError as error:
+        raise ConfigError(f"--budget: {error}") from None
+    return Budget(name=name, usable_bytes=usable_bytes(n_bytes) if name in CARDS_MIB else n_bytes)
+
+
+def deliver(drawn: Drawn, *, format_: str, out: Path | None) -> None:
+    """Bring a drawn report to standard output, or to ``out``: a file, or a folder for several.
+
+    Raises ConfigError where files have no place to go, and CkbenchError where they cannot be written.
+    """
+    if out is None:
+        if isinstance(drawn, str):
+            output.write(drawn)
+        elif len(drawn) == 1 and output.width() is None:
+            output.write(next(iter(drawn.values())).decode("ascii"))
+        else:
+            where = next(iter(drawn)) if len(drawn) == 1 else registry.spell(format_)
+            raise ConfigError(f"--format {format_} makes no text for a terminal; say where: --out {where}")
+        return
+    files = {out.name: drawn.encode("utf-8")} if isinstance(drawn, str) else drawn
+    alone = len(files) == 1 and not out.is_dir()
+    for name, content in files.items():
+        path = out if alone else out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise CkbenchError(f"{path}: cannot be written ({error.strerror})") from None
+        output.tell(f"{registry.spell(format_)}: {clean(str(path))}")
 
 
 def _split(comparison: Comparison, key: str) -> list[Comparison]:
@@ -79,13 +157,3 @@ def _split(comparison: Comparison, key: str) -> list[Comparison]:
         )
         for rows in ordered
     ]
-
-
-def _join(comparison: Comparison, parts: list[Comparison]) -> Comparison:
-    """Keep one list of rows, in the order of the parts, for formats that have no notion of several tables."""
-    return Comparison(
-        rows=[row for part in parts for row in part.rows],
-        varied=comparison.varied,
-        baselines=comparison.baselines,
-        fallback_groups=comparison.fallback_groups,
-    )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckbench.devices._timeline import Allocation, figures, phase_marks
+from ckbench.devices._timeline import Allocation, figures, live_bytes_timeline, phase_marks
 from ckbench.records import PHASES
 
 Stats = Mapping[str, Any]
@@ -84,7 +84,7 @@ def trace_events(trace: Iterable[Mapping[str, Any]]) -> list[Allocation]:
     return [(2 * i + 1, entry["addr"], signs[entry["action"]] * entry["size"]) for i, entry in enumerate(known)]
 
 
-def activation_peak_bytes(
+def history_figures(
     events: Sequence[Allocation],
     start: Moment,
     moments: Sequence[Moment],
@@ -93,17 +93,22 @@ def activation_peak_bytes(
     static_bytes: int,
     gradients: dict[int, int],
     gradients_at_start: dict[int, int],
-) -> int | None:
-    """Give what was live at the peak and was neither static nor gradient; None without a whole history."""
+) -> dict[str, Any]:
+    """Give the record fields that only a whole history tells, in bytes as asked for: what was live at the peak and
+    was neither static nor gradient, and live bytes over the step. Unknown where the history has gaps."""
     if not events or len(events) != end.n_actions - start.n_actions:
-        return None
+        return {"activation_peak_bytes": None, "live_bytes_timeline": []}
+    marks = [(2 * (m.n_actions - start.n_actions), m.event) for m in moments]
+    live = start.requested_bytes
     fields = figures(
         events,
-        [(2 * (m.n_actions - start.n_actions), m.event) for m in moments],
-        live_at_start_bytes=start.requested_bytes,
+        marks,
+        live_at_start_bytes=live,
         static_bytes=static_bytes,
         gradients=gradients,
         gradients_at_start=gradients_at_start,
     )
-    peak: int = fields["activation_peak_bytes"]
-    return peak
+    return {
+        "activation_peak_bytes": fields["activation_peak_bytes"],
+        "live_bytes_timeline": live_bytes_timeline(events, marks, live_at_start_bytes=live),
+    }

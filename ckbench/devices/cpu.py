@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ckbench.config import RunConfig
 from ckbench.devices._oom import recognise
-from ckbench.devices._timeline import Allocation, Mark, figures
+from ckbench.devices._timeline import Allocation, Mark, figures, live_bytes_timeline
 from ckbench.devices.base import Holdings, OutOfMemory, StepTimes, Subject
 from ckbench.host import available_threads, peak_rss_bytes
 
@@ -112,14 +112,16 @@ class Cpu:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 subject.observed_step(recorder)
         events, marks = _read(profiler)
-        return figures(
+        live = before.total_bytes()
+        fields = figures(
             events,
             marks,
-            live_at_start_bytes=before.total_bytes(),
+            live_at_start_bytes=live,
             static_bytes=sum(subject.holdings().static.values()),
             gradients=recorder.gradients,
             gradients_at_start=before.gradients,
         )
+        return {**fields, "live_bytes_timeline": live_bytes_timeline(events, marks, live_at_start_bytes=live)}
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """Recognise the allocator's plain RuntimeError and Python's MemoryError."""

@@ -13,8 +13,8 @@ from ckbench.devices import _nvml
 from ckbench.devices._allocator import (
     Moment,
     Stats,
-    activation_peak_bytes,
     allocator_peaks,
+    history_figures,
     moment,
     phase_figures,
     trace_events,
@@ -131,9 +131,9 @@ class Cuda:
     def weigh(self, subject: Subject) -> dict[str, Any]:
         """Run one step; read and reset the allocator's peak at each event, and record its history.
 
-        Bytes are the allocator's own, rounded up to its blocks. ``activation_peak_bytes`` comes from the
-        history, in bytes as asked for, and counts all that is neither static nor gradient: batches and
-        the workspaces of cuBLAS too.
+        Bytes are the allocator's own, rounded up to its blocks. ``activation_peak_bytes`` and the timeline come
+        from the history, in bytes as asked for; the former counts all that is neither static nor gradient:
+        batches and the workspaces of cuBLAS too.
         """
         before = subject.holdings()
         recorder = _Recorder(subject, self.torch_device)
@@ -148,7 +148,7 @@ class Cuda:
             "static_bytes": static_bytes,
             "gradient_bytes": sum(recorder.gradients.values()),
             **phase_figures(start, recorder.moments),
-            "activation_peak_bytes": activation_peak_bytes(
+            **history_figures(
                 trace_events(trace),
                 start,
                 recorder.moments,

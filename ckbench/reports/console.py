@@ -4,6 +4,8 @@ import textwrap
 
 from rich.cells import cell_len
 
+from ckbench.reports._terminal_plot import draw
+from ckbench.reports.base import Findings
 from ckbench.table import Column, Table
 
 GAP = 2
@@ -11,11 +13,18 @@ MIN_TEXT_WIDTH = 30
 MIN_RULED_WIDTH = 60
 
 
-def render(table: Table, *, width: int | None = None) -> str:
-    """Draw the table in at most ``width`` columns; None shows every column, however wide."""
+def render(findings: Findings, *, width: int | None = None) -> str:
+    """Draw the tables in at most ``width`` columns; None shows every column, however wide."""
+    return "\n".join(draw_table(table, width, has_chart=findings.charts) for table in findings.parts)
+
+
+def draw_table(table: Table, width: int | None, *, has_chart: bool = True) -> str:
+    """Draw one table, and under it a memory-time chart where the terminal allows."""
     lines = _wrap(table.header, width)
     if table.rows:
         lines += ["", *_body(table, width)]
+    if has_chart and (chart := draw(table.rows, width)):
+        lines += ["", *chart]
     if table.failures:
         lines += ["", "did not end ok:", *_wrap([f"- {text}" for text in table.failures], width, hang=2)]
     if table.doubts:

@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 from ckbench.compare import row_json
-from ckbench.table import Table
+from ckbench.reports.base import Findings
 from ckbench.units import clean
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-LEFT_OUT = ("step_samples_s", "plan", "run", "environment", "strategy_spec")
+LEFT_OUT = ("step_samples_s", "live_bytes_timeline", "plan", "run", "environment", "strategy_spec")
 
 
-def render(table: Table, *, width: int | None = None) -> str:
+def render(findings: Findings, *, width: int | None = None) -> str:
     """Give every scalar of every row; model and train as columns of their own."""
-    flat = [{clean(key): value for key, value in _flat(row_json(row)).items()} for row in table.rows]
+    flat = [{clean(key): value for key, value in _flat(row_json(row)).items()} for row in findings.rows]
     keys = list(dict.fromkeys(key for row in flat for key in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=keys, lineterminator="\n")

@@ -3,12 +3,12 @@
 import json
 
 from ckbench.compare import row_json
-from ckbench.table import Table
+from ckbench.reports.base import Findings
 
 
-def render(table: Table, *, width: int | None = None) -> str:
+def render(findings: Findings, *, width: int | None = None) -> str:
     """Give a list of rows as strict JSON."""
-    return json.dumps([row_json(row) for row in table.rows], indent=1, allow_nan=False) + "\n"
+    return json.dumps([row_json(row) for row in findings.rows], indent=1, allow_nan=False) + "\n"
 
 
 PLUGIN = render

@@ -2,11 +2,25 @@
 
 import re
 
+from ckbench.reports.base import Findings
 from ckbench.table import Table
 
+GITHUB_SIGNS = (
+    re.compile(r"@(?=\w)"),
+    re.compile(r"#(?=\d)"),
+    re.compile(r"\bGH-(?=\d)", re.IGNORECASE),
+    re.compile(r":(?=[\w+\\-]+:)"),
+)
+"""What GitHub makes a mention, a link to an issue or a picture of, also where it is escaped: an empty comment, which no
+reader sees, keeps it apart."""
 
-def render(table: Table, *, width: int | None = None) -> str:
-    """Draw the table in Markdown; text from files is escaped."""
+
+def render(findings: Findings, *, width: int | None = None) -> str:
+    """Draw the tables in Markdown; text from files is escaped."""
+    return "\n".join(map(_table, findings.parts))
+
+
+def _table(table: Table) -> str:
     lines = [_item(line) for line in table.header]
     if table.rows:
         heads = [column.head for column in table.columns]
@@ -24,11 +38,18 @@ def render(table: Table, *, width: int | None = None) -> str:
 
 
 def escape(text: str) -> str:
-    """Write text so that Markdown shows it as it is: no markup, no table cell, no HTML."""
+    """Write text so that Markdown shows it as it is: no markup, no table cell, no HTML, and on GitHub nobody is called.
+
+    >>> escape("a_b|c"), escape("@someone"), escape("#12")
+    ('a\\\\_b\\\\|c', '@<!-- -->someone', '#<!-- -->12')
+    """
     text = " ".join(text.split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\|`*_~\[\]])", r"\\\1", text)
-    return text.replace("://", "&#58;//").replace("www.", "www&#46;")  # bare addresses become links on GitHub
+    for sign in GITHUB_SIGNS:
+        text = sign.sub(r"\g<0><!-- -->", text)
+    text = text.replace("://", "&#58;//").replace("www.", "www&#46;")  # bare addresses become links there
+    return text.replace("$", "<span>$</span>")  # two of them make a formula there
 
 
 def _item(text: str) -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 from ckbench.devices._allocator import (
     Moment,
-    activation_peak_bytes,
     allocator_peaks,
+    history_figures,
     moment,
     phase_figures,
     trace_events,
@@ -99,11 +99,16 @@ def test_the_history_becomes_allocations_and_frees_in_order() -> None:
     assert trace_events([]) == []
 
 
-def weighed(history: list[dict[str, Any]] = HISTORY, n_end: int = 58, **changes: Any) -> int | None:
+def weighed(history: list[dict[str, Any]] = HISTORY, n_end: int = 58, **changes: Any) -> Any:
     """Give the activation peak of a step on a model of 100 bytes, 10 of them batches."""
+    return figures_of(history, n_end, **changes)["activation_peak_bytes"]
+
+
+def figures_of(history: list[dict[str, Any]] = HISTORY, n_end: int = 58, **changes: Any) -> dict[str, Any]:
+    """Give what the history of a step tells on a model of 100 bytes, 10 of them batches."""
     arguments: dict[str, Any] = {"static_bytes": 90, "gradients": {0x3000: 20}, "gradients_at_start": {}}
     start, end = at("start", 100, 0, 50), at("over", 100, 0, n_end)
-    return activation_peak_bytes(trace_events(history), start, MOMENTS, end, **arguments | changes)
+    return history_figures(trace_events(history), start, MOMENTS, end, **arguments | changes)
 
 
 def test_activations_are_what_is_live_at_the_peak_but_static_and_gradients() -> None:
@@ -115,6 +120,13 @@ def test_a_gradient_that_does_not_exist_at_the_peak_is_not_taken_off() -> None:
     late = [*HISTORY[:5], entry("alloc", 0x4000, 50), entry("free_requested", 0x4000, 50), *HISTORY[6:10]]
     late += [entry("alloc", 0x5000, 20), entry("free_requested", 0x5000, 20)]
     assert weighed(late, n_end=50 + len(trace_events(late)), gradients={0x5000: 20}) == 40 + 30 + 20 + 50 + 10
+
+
+def test_live_bytes_over_the_step_in_bytes_as_asked_for() -> None:
+    timeline = figures_of()["live_bytes_timeline"]
+    assert [n_bytes for _, n_bytes, _ in timeline] == [100, 140, 170, 170, 190, 195, 165, 125, 120, 120, 100]
+    assert [phase for _, _, phase in timeline] == [0, 0, 0, 2, 2, 2, 2, 2, 2, 3, 3]
+    assert figures_of(HISTORY[2:])["live_bytes_timeline"] == [], "not from a history with gaps"
 
 
 def test_a_history_with_gaps_gives_no_activation_peak() -> None:

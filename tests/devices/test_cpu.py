@@ -76,7 +76,11 @@ def cpu() -> Cpu:
 
 def test_known_allocations_to_the_byte(cpu: Cpu) -> None:
     start = 12_000
-    assert cpu.weigh(Scripted()) == {
+    got = cpu.weigh(Scripted())
+    timeline = got.pop("live_bytes_timeline")
+    assert max(n_bytes for _, n_bytes, _ in timeline) == start + 1_705_000
+    assert [timeline[0], timeline[-1][0]] == [[0.0, start, 0], 1.0]
+    assert got == {
         "static_bytes": 10_000,
         "gradient_bytes": 5_000,
         "saved_bytes": 1_300_000,
@@ -140,7 +144,12 @@ def test_weighing_a_real_trial_is_repeatable(cpu: Cpu, tiny_run: MakeRun) -> Non
         "peak_backward_bytes",
         "peak_optimizer_bytes",
         "activation_peak_bytes",
+        "live_bytes_timeline",
     }
+    shares, live, phases = zip(*first["live_bytes_timeline"], strict=True)
+    assert len(shares) <= 200 and list(shares) == sorted(shares)
+    assert max(live) == first["peak_allocated_bytes"], "the peak is among the points"
+    assert list(phases) == sorted(phases) and set(phases) == {0, 1, 2, 3}
 
 
 def test_a_part_of_the_step_in_the_head_is_the_heads(cpu: Cpu, tiny_run: MakeRun) -> None:

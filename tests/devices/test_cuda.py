@@ -244,7 +244,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def test_weighs_one_step_of_the_runs_own_device(fake: FakeCuda) -> None:
     device: Any = cuda.Cuda("cuda:1", 2)
     subject: Any = FakeSubject(fake.devices[1])
-    assert device.weigh(subject) == {
+    fields = device.weigh(subject)
+    timeline = fields.pop("live_bytes_timeline")
+    assert max(n_bytes for _, n_bytes, _ in timeline) == fields["static_bytes"] + 1000 + fields["activation_peak_bytes"]
+    assert fields == {
         "static_bytes": 1000,
         "gradient_bytes": 1000,
         "saved_bytes": 5120 + 512,
@@ -268,7 +271,7 @@ def test_weighs_without_a_history_where_it_cannot_be_recorded(fake: FakeCuda, mo
     device: Any = cuda.Cuda("cuda:1", None)
     subject: Any = FakeSubject(fake.devices[1])
     fields = device.weigh(subject)
-    assert fields["activation_peak_bytes"] is None
+    assert fields["activation_peak_bytes"] is None and fields["live_bytes_timeline"] == []
     assert fields["peak_allocated_bytes"] == 9728
 
 

@@ -1,12 +1,13 @@
 """Peaks by phase from hand-written events: who owns the peak, what is saved, which gradients exist at it."""
 
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckbench.devices._timeline import Allocation, Mark, figures, phase_marks
+from ckbench.devices._timeline import MOST_POINTS, Allocation, Mark, figures, live_bytes_timeline, phase_marks
 
 STEP: list[Mark] = [(10, "forward"), (20, "head"), (30, "turn"), (40, "blocks"), (50, "optimizer"), (60, "end")]
 
@@ -150,3 +151,60 @@ def test_the_peak_is_the_largest_running_sum(sizes: list[tuple[int, int]], start
 @pytest.mark.parametrize("event", ["forward", "head", "turn", "blocks", "optimizer", "end"])
 def test_every_event_of_the_protocol_is_understood(event: str) -> None:
     assert len(phase_marks([(1, event)])) == 1
+
+
+def test_a_short_step_keeps_every_moment() -> None:
+    events = [(5, 9, 999), (11, 1, 100), (21, 2, 10), (41, 1, -100), (51, 3, 5), (61, 4, 7)]
+    events.insert(1, (6, 9, -999))
+    assert live_bytes_timeline(events, STEP, live_at_start_bytes=1000) == [
+        [0.0, 1000, 0],
+        [0.1429, 1100, 0],
+        [0.2857, 1100, 1],
+        [0.4286, 1110, 1],
+        [0.5714, 1110, 2],
+        [0.7143, 1010, 2],
+        [0.8571, 1010, 3],
+        [1.0, 1015, 3],
+    ], "what happens before the step and after it is no part of it"
+    assert live_bytes_timeline([(11, 1, 5)], [], live_at_start_bytes=7) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(10, 59), st.integers(1, 1000)), min_size=200, max_size=900),
+    st.integers(0, 10_000),
+    st.randoms(use_true_random=False),
+)
+def test_a_long_step_is_thinned_and_keeps_its_peak(sizes: list[tuple[int, int]], start: int, random: Random) -> None:
+    events = [(at, i, size) for i, (at, size) in enumerate(sizes)]
+    events += [(min(59, at + random.randint(0, 20)), i, -size) for i, (at, size) in enumerate(sizes)]
+    timeline = live_bytes_timeline(events, STEP, live_at_start_bytes=start)
+    got = weighed(events, live_at_start_bytes=start)
+    assert len(timeline) <= MOST_POINTS
+    assert max(n_bytes for _, n_bytes, _ in timeline) == got["peak_allocated_bytes"]
+    shares = [share for share, _, _ in timeline]
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
+    assert timeline[-1][1] == start, "everything was given back"
+    assert [phase for _, _, phase in timeline] == sorted(phase for _, _, phase in timeline)
+
+
+def test_an_optimizer_of_many_small_pieces_leaves_room_for_the_other_phases() -> None:
+    events = [(11 + i // 20, i, 10) for i in range(150)] + [
+        (51 + i // 4000, 1000 + i, (-1) ** i) for i in range(30_000)
+    ]
+    timeline = live_bytes_timeline(events, STEP, live_at_start_bytes=0)
+    phases = [phase for _, _, phase in timeline]
+    assert len(timeline) <= MOST_POINTS and phases.count(0) >= 90
+    assert [max(live for _, live, at in timeline if at == phase) for phase in range(4)] == [1500, 1500, 1500, 1501]
+
+
+def test_many_micro_batches_stay_within_the_points() -> None:
+    marks: list[Mark] = []
+    events: list[Allocation] = []
+    for i in range(60):
+        start = 100 * i
+        marks += [(start, "forward"), (start + 20, "head"), (start + 30, "turn"), (start + 40, "blocks")]
+        events += [(start + 5, i, 50 + i), (start + 45, i, -50 - i)]
+    marks += [(6000, "optimizer"), (6010, "end")]
+    timeline = live_bytes_timeline(events, marks, live_at_start_bytes=0)
+    assert len(timeline) <= MOST_POINTS
+    assert max(live for _, live, _ in timeline) == 109

@@ -6,7 +6,7 @@ import pytest
 
 from ckbench import reporting
 from ckbench.compare import compare
-from ckbench.reports.console import fitting, render
+from ckbench.reports.console import draw_table, fitting
 from ckbench.store import Skipped
 from ckbench.table import build
 from tests.sample_records import record, study
@@ -36,7 +36,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_cut(width: int) ->
 def test_a_pipe_gets_every_column() -> None:
     table = build(compare(study()))
     assert fitting(table, None) == table.columns
-    assert "tokens/s" in render(table, width=None)
+    assert "tokens/s" in draw_table(table, None)
 
 
 def test_columns_of_unknown_figures_are_left_out_and_unknown_cells_say_so() -> None:
@@ -62,4 +62,4 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
 
 def test_what_was_passed_over_is_named() -> None:
     table = build(compare(study()), skipped=[Skipped(path=Path("r.jsonl"), line=3, reason="not JSON")])
-    assert "r.jsonl:3: not JSON" in render(table)
+    assert "r.jsonl:3: not JSON" in draw_table(table, None)
