@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 try:
     import typer
 
-    from ckbench import __version__, output
+    from ckbench import __version__, cli_claims, cli_compare, cli_plan, output
     from ckbench.cli_memory import COMMANDS
     from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
     from ckbench.options import (
@@ -17,6 +17,7 @@ try:
         EstimatesOption,
         FormatOption,
         MaxRoundsOption,
+        NoPlotOption,
         OutOption,
         PinOption,
         QuickOption,
@@ -62,6 +63,7 @@ def run(
     estimates: EstimatesOption = True,
     skip_oom: SkipOomOption = False,
     format_: FormatOption = "console",
+    no_plot: NoPlotOption = False,
 ) -> None:
     """Measure every strategy named in a study file and print the table."""
     from ckbench import study
@@ -70,7 +72,7 @@ def run(
         file, sets=sets_of(device, set_, rounds, max_rounds, pin, quick), strategies=parse_strategies(strategy)
     )
     how = {"resume": resume, "retry_oom": retry_oom, "estimates": estimates, "skip_oom": skip_oom}
-    _measure(loaded, how, out=out, strict=strict, format_=format_)
+    _measure(loaded, how, out=out, strict=strict, format_=format_, charts=not no_plot)
 
 
 @app.command()
@@ -99,6 +101,7 @@ def sweep(
     estimates: EstimatesOption = True,
     skip_oom: SkipOomOption = False,
     format_: FormatOption = "console",
+    no_plot: NoPlotOption = False,
 ) -> None:
     """Measure over a range of model or training dimensions; ranges include both ends."""
     from ckbench import examples, study, sweeping
@@ -118,10 +121,10 @@ def sweep(
         output.write(sweeping.describe(loaded, Launcher()))
         return
     how = {"resume": resume, "retry_oom": retry_oom, "estimates": estimates, "skip_oom": skip_oom}
-    _measure(loaded, how, out=out, strict=strict, format_=format_)
+    _measure(loaded, how, out=out, strict=strict, format_=format_, charts=not no_plot)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, *cli_plan.COMMANDS, *cli_compare.COMMANDS, *cli_claims.COMMANDS):
     app.command()(_command)
 
 
@@ -129,6 +132,7 @@ for _command in COMMANDS:
 def report(
     path: Annotated[Path, typer.Argument(help="Results folder, or one .jsonl file.")],
     format_: FormatOption = "console",
+    no_plot: NoPlotOption = False,
     group_by: Annotated[
         str | None,
         typer.Option("--group-by", help="Key to make a table per value of, e.g. model.n_layers or strategy."),
@@ -137,15 +141,38 @@ def report(
         str | None, typer.Option("--baseline", help="Strategy that ratios are to; none by default.")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every session, not only the newest per configuration.")] = False,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", help='Memory to judge rows by, as 16GiB or "A100 40GB"; repeatable.'),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write instead of standard output; a folder for several.")
+    ] = None,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Verdicts on what articles claim; --format console, md or json.")
+    ] = False,
 ) -> None:
-    """Rebuild tables from stored records; nothing is measured."""
+    """Rebuild tables, or an HTML page, from stored records; nothing is measured."""
     from ckbench import reporting
 
-    output.write(
-        reporting.report(
-            path, format_=format_, group_by=group_by, baseline=baseline, all_sessions=all_, width=output.width()
+    if claims:
+        cli_claims.refuse_with_claims(
+            {"--group-by": group_by, "--baseline": baseline, "--all": all_, "--budget": budget}
         )
+        width = output.width() if out is None else None
+        reporting.deliver(cli_claims.verdicts(path, format_=format_, width=width), format_=format_, out=out)
+        return
+    drawn = reporting.report(
+        path,
+        format_=format_,
+        group_by=group_by,
+        baseline=baseline,
+        all_sessions=all_,
+        budgets=budget or (),
+        charts=not no_plot,
+        width=output.width() if out is None else None,
     )
+    reporting.deliver(drawn, format_=format_, out=out)
 
 
 @app.command("list")
@@ -202,19 +229,19 @@ def _main(
     """Benchmark activation checkpointing (recomputing instead of keeping activations) for transformers."""
 
 
-def _measure(loaded: Any, how: dict[str, bool], *, out: Path, strict: bool, format_: str) -> None:
+def _measure(loaded: Any, how: dict[str, Any], *, out: Path, strict: bool, format_: str, charts: bool) -> None:
     """Run a study, print its table, and end with the exit code that tells how it went."""
-    from ckbench import registry, reporting, session
+    from ckbench import reporting, session
     from ckbench.launch import Launcher
     from ckbench.progress import watcher
 
-    registry.load("reports", format_)
+    reporting.text_report(format_)
     if how["retry_oom"] and not how["resume"]:
         raise CkbenchError("--retry-oom needs --resume")
     launcher = Launcher(loaded.points("cuda")[0].run.start_method)
     with watcher() as watching:
         result = session.run_session(loaded, out=out, launcher=launcher, watcher=watching, **how)
-    text = reporting.draw(result.records, format_=format_, width=output.width())
+    text = reporting.draw(result.records, format_=format_, charts=charts, width=output.width())
     output.write(text)
     output.tell(f"records: {clean(str(result.path))}" if result.records else "no trial was finished")
     if result.is_interrupted:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -113,15 +114,16 @@ class Launcher:
 
     def _start(self, process: BaseProcess) -> None:
         """Start a child; Ctrl-C works while it waits for a server that loads torch, and says nothing in there."""
-        with _importable(), _ctrl_c_held():
+        with _importable(), _ctrl_c_held(), _script_hidden():
             if self.start_method != "forkserver":
                 process.start()
                 return
         for patience_s in (*RESTART_AFTER_S, None):
-            with _importable(), _ctrl_c_held():
+            with _importable(), _ctrl_c_held(), _script_hidden():
                 forkserver.ensure_running()
             try:
-                process.start()
+                with _script_hidden():
+                    process.start()
                 return
             except (EOFError, ConnectionError):  # the server itself was killed just now; there will be another
                 if patience_s is None:
@@ -145,6 +147,23 @@ def _importable() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@contextlib.contextmanager
+def _script_hidden() -> Iterator[None]:
+    """Keep a child from importing the caller's script, of which no trial needs anything: one that asks for trials
+    without ``if __name__ == "__main__"`` would ask for them again in there, and any other costs time."""
+    main = sys.modules["__main__"]
+    before = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
+    vars(main).update(__spec__=None, __file__=None)
+    try:
+        yield
+    finally:
+        for name in ("__spec__", "__file__"):
+            if name in before:
+                vars(main)[name] = before[name]
+            else:
+                del vars(main)[name]
 
 
 @contextlib.contextmanager

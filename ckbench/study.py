@@ -142,23 +142,23 @@ class Study:
 
 
 def load(
-    path: Path,
+    path: Path | Marked,
     *,
     sets: tuple[str, ...] = (),
     strategies: tuple[Any, ...] = (),
     swept: dict[str, list[Any]] | None = None,
 ) -> Study:
-    """Read a study, apply overrides, and check every point of it for CPU and GPU.
+    """Read a study (or take one read), apply overrides, and check every point of it for CPU and GPU.
 
     ``sets`` are ``section.key=value``; ``strategies`` replace the file's; ``swept`` adds to ``vary``.
     Raises ConfigError.
     """
-    marked = read_file(path)
+    marked = path if isinstance(path, Marked) else read_file(path)
     _check_top(marked)
     study = Study(
-        name=_name(marked, path),
+        name=_name(marked),
         description=str(marked.data.get("description") or ""),
-        source=str(path),
+        source=marked.source,
         marked=marked,
         overrides=tuple(parse_set(text) for text in sets),
         strategies=tuple(strategies) or None,
@@ -231,8 +231,8 @@ def _check_top(marked: Marked) -> None:
         raise ConfigError(found)
 
 
-def _name(marked: Marked, path: Path) -> str:
-    name = marked.data.get("name") or clean(path.stem)  # a file's name may hold bytes that are no text
+def _name(marked: Marked) -> str:
+    name = marked.data.get("name") or clean(Path(marked.source).stem)  # a file's name may hold bytes that are no text
     if not name.strip() or len(name) > 200 or not name.isprintable():
         raise ConfigError(f"{marked.where(('name',))}: name must be one line of 1 to 200 characters")
     return str(name)
@@ -249,7 +249,8 @@ def _expand(study: Study, device_kind: str) -> list[Point]:
     marked = Marked(source=study.source, data=data, lines=lines)
     told = frozenset(tuple(key.split(".", 1)) for key, _ in study.overrides)
     axes = _axes(marked, study.swept)
-    for key in set(axes) - set(study.swept):  # a fault of a varied value stands in vary, not in its section
+    # A fault of a varied value stands in vary, not in its section; a study made of a mapping has no lines
+    for key in (key for key in axes if key not in study.swept and ("vary", key) in lines):
         lines[tuple(key.split(".", 2))] = lines[("vary", key)]
     strategies = _strategies(marked, study.strategies)
     points = []
