@@ -31,7 +31,7 @@ another-torch: # two builds of one version look the same to pip, so the old one 
 	@! test -x $(BIN)/python || $(BIN)/python -m pip uninstall --quiet --yes torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run fmt lint types test prove gpu-check smoke clean another-torch
+.PHONY: help setup run fmt lint types test prove docs gpu-check smoke clean another-torch
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,10 +75,13 @@ test: lint types ## lint, types, then all tests but the long proofs
 prove: $(READY) ## the long proofs (minutes)
 	$(BIN)/python -m pytest -m prove --timeout 1200 $(ARGS)
 
+docs: $(READY) ## build the documentation site into site/; a warning is an error, and no network is needed
+	$(BIN)/zensical build --clean --strict
+
 # Runs with an interpreter that already has torch for the GPU, and sets nothing up: GPU machines bring their own.
 gpu-check: ## check the figures on a CUDA device; GPU_PYTHON=... chooses the interpreter
 	$(or $(GPU_PYTHON),python3) tests/gpu/gpu_check.py
 
 clean: ## remove .venv, caches and build outputs; results stay
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,7 +21,8 @@ FLOOR_OF_ROOM = {
     **dict.fromkeys(("__init__", "errors", "units", "registry", "host"), 0),
     # first: data, no torch
     **dict.fromkeys(("marked_yaml", "config", "faults", "ranges", "specs", "study", "plan", "records"), 1),
-    **dict.fromkeys(("store", "compare", "doubts", "statistics", "table", "estimates", "cards"), 1),
+    **dict.fromkeys(("store", "compare", "doubts", "statistics", "table", "estimates", "cards", "card_speeds"), 1),
+    "planfile": 1,
     # second: the shelves
     **dict.fromkeys(SHELVES, 2),
     # third: where plans meet tensors
