@@ -1,14 +1,20 @@
 """Draw the benchmarks' figures as SVG; matplotlib comes with the extra ``bench``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 INK, ACCENT, LIMIT = "#333333", "#0072b2", "#d55e00"  # Okabe and Ito's colour-blind-safe palette
 POINTS_PER_INCH = 72
 
 
-def ratios(path: Path, title: str, groups: dict[str, Sequence[float]], limits: dict[str, float]) -> None:
-    """Draw every pair's ratio as a dot, the median as a bar, and the allowed band, per size."""
+def ratios(
+    path: Path,
+    title: str,
+    groups: Mapping[str, Sequence[float]],
+    limits: dict[str, float],
+    labels: tuple[str, str] = ("step time; band: the limit, bar: the median", "ckbench / bare loop"),
+) -> None:
+    """Draw every pair's ratio as a dot, the median as a bar, and the allowed band, per group."""
     figure, axes = _figure(title)
     for place, (name, values) in enumerate(groups.items()):
         middle = sorted(values)[len(values) // 2]
@@ -18,8 +24,8 @@ def ratios(path: Path, title: str, groups: dict[str, Sequence[float]], limits: d
         axes.plot([place - 0.3, place + 0.3], [middle, middle], color=INK, linewidth=2)
     axes.axhline(1.0, color=INK, linewidth=0.8)
     axes.set_xticks(range(len(groups)), list(groups))
-    axes.set_ylabel("ckbench / bare loop")
-    axes.set_xlabel("step time; band: the limit, bar: the median")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     _save(figure, path)
 
 

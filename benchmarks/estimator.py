@@ -5,7 +5,8 @@
 
 First: every family x strategy x precision x size is run for real under the profiler's allocator events (exact) and
 replayed without data; printed is how far the replayed peak and kept bytes are off. Larger errors are listed with the
-phase of the peak. ``--speed`` times replays of deep stacks, and torch.distributed._tools.MemTracker on the same model.
+phase of the peak. ``--speed`` times estimates of deep stacks, by replay and by chain model, and PyTorch's
+torch.distributed._tools.MemTracker on the same model, then both beside a real step.
 """
 
 import argparse
@@ -129,40 +130,93 @@ DEEP = {
 }
 
 
+SMALL = dict(n_layers=6, d_model=128, n_heads=4, vocab_size=512)
+"""Small enough to run for real."""
+METHODS = ("replay", "chain")
+
+
 def speed() -> None:
-    """Print seconds of replays, and of MemTracker for one step of the first model."""
+    """Print seconds and peaks of estimates of deep stacks, then PyTorch's own tracker on the same and on real steps."""
+    from ckbench.estimate.worker import estimate
+
+    train = TrainConfig(batch_size=1, seq_len=1024, precision="bf16-pure")
+    run = RunSettings(device="cuda")
+    for method in METHODS:  # imports
+        estimate(_config(SMALL | {"n_layers": 20}, train, "none", run), "cuda", method=method)
+    for name, sizes in DEEP.items():
+        for spec in ("none", "per-block", "nested:4", "full"):
+            for method in METHODS:
+                begun = time.perf_counter()
+                made = estimate(_config(sizes, train, spec, run), "cuda", method=method)
+                seconds = time.perf_counter() - begun
+                told = (
+                    f"{(made.peak_requested_bytes or 0) / MIB_BYTES:10.1f} MiB" if made.reason is None else made.reason
+                )
+                print(f"{name:24} {spec:10} {method:7} {seconds:7.2f} s  {told}", flush=True)
+    begun = time.perf_counter()
+    peak = mem_tracker_peak_bytes(DEEP["GPT-2 width, 48 blocks"], batch_size=1, seq_len=1024, n_steps=1)
+    seconds = time.perf_counter() - begun
+    print(
+        f"{'GPT-2 width, 48 blocks':24} {'none':10} MemTracker, 1 step, fp32 {seconds:7.2f} s"
+        f"  {peak / MIB_BYTES:10.1f} MiB"
+    )
+    _against_real()
+
+
+def _against_real() -> None:
+    """Print peaks of a steady fp32 step on this processor: real, replayed, and by MemTracker."""
+    import torch
+
+    from ckbench.devices.cpu import Cpu
+    from ckbench.engine.trial import NoObserver
+    from ckbench.estimate.worker import estimate
+
+    torch.set_num_threads(1)
+    train = TrainConfig(batch_size=BATCH, seq_len=128, optimizer_implementation="foreach")
+    config = _config(SMALL, train, "none", RunSettings(device="cpu", threads=1))
+    device = Cpu("cpu", 1)
+    subject = device.subject(config, 0)
+    subject.step(NoObserver())
+    real = device.weigh(subject)["peak_allocated_bytes"]
+    found = {}
+    begun = time.perf_counter()
+    found["replay"] = estimate(config, "cpu", method="replay").peak_allocated_bytes or 0, time.perf_counter() - begun
+    begun = time.perf_counter()
+    peak = mem_tracker_peak_bytes(SMALL, batch_size=BATCH, seq_len=128, n_steps=2)
+    found["MemTracker"] = peak, time.perf_counter() - begun
+    for name, (n_bytes, seconds) in found.items():
+        print(
+            f"6 blocks, 2 steps in fp32, {name}: {n_bytes / MIB_BYTES:.3f} MiB, real {real / MIB_BYTES:.3f} MiB "
+            f"({n_bytes / real - 1:+.2%}), {seconds:.2f} s"
+        )
+
+
+def mem_tracker_peak_bytes(sizes: dict[str, Any], *, batch_size: int, seq_len: int, n_steps: int) -> int:
+    """Give the peak of the last of some plain fp32 steps on fake tensors by torch.distributed's MemTracker."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.nn import functional as F
 
     from ckbench import registry
-    from ckbench.estimate.replay import replay
 
-    train = TrainConfig(batch_size=1, seq_len=1024, precision="bf16-pure")
-    run = RunSettings(device="cuda")
-    replay(_config(DEEP["GPT-2 width, 48 blocks"] | {"n_layers": 2}, train, "none", run), "cuda")  # imports
-    for name, sizes in DEEP.items():
-        for spec in ("none", "per-block", "nested:4", "full"):
-            begun = time.perf_counter()
-            made = replay(_config(sizes, train, spec, run), "cuda")
-            peak = made.steady["peak_allocated_bytes"]
-            print(f"{name:24} {spec:10} {time.perf_counter() - begun:6.2f} s  {peak / MIB_BYTES:9.1f} MiB", flush=True)
-    sizes = DEEP["GPT-2 width, 48 blocks"]
-    begun = time.perf_counter()
     with FakeTensorMode(), torch.device("cpu"):
-        model = registry.load("models", "gpt")(ModelConfig(**sizes), 1024).module
+        model = registry.load("models", "gpt")(ModelConfig(**sizes), seq_len).module
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        inputs = torch.zeros(1, 1024, dtype=torch.long)
+        inputs = torch.zeros(batch_size, seq_len, dtype=torch.long)
         tracker = MemTracker()
         tracker.track_external(model, optimizer, inputs)
         with tracker:
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten())
-            loss.backward()
-            optimizer.step()
-    print(
-        f"MemTracker, one step of the first model on fake tensors, build included: {time.perf_counter() - begun:.2f} s"
-    )
+            for step in range(n_steps):
+                loss = F.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                del loss
+                if step == 0 and n_steps > 1:
+                    tracker.reset_mod_stats()
+        peaks = tracker.get_tracker_snapshot("peak")
+    return int(peaks[torch.device("cpu")]["Total"])
 
 
 def _config(sizes: dict[str, Any], train: TrainConfig, spec: str, run: RunSettings) -> RunConfig:

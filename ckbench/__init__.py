@@ -5,7 +5,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {"apply_plan": "ckbench.applying", "frame": "ckbench.api", "load": "ckbench.api", "run": "ckbench.api"}
+_HOMES = {"apply_plan": "ckbench.engine.applying", "frame": "ckbench.api", "load": "ckbench.api", "run": "ckbench.api"}
 """Where each public name lives; __init__.pyi tells the same to editors and type checkers."""
 
 __all__ = ["__version__", *_HOMES]

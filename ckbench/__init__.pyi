@@ -3,6 +3,6 @@
 from ckbench.api import frame as frame
 from ckbench.api import load as load
 from ckbench.api import run as run
-from ckbench.applying import apply_plan as apply_plan
+from ckbench.engine.applying import apply_plan as apply_plan
 
 __version__: str

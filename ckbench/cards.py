@@ -28,6 +28,15 @@ CONTEXT_MIB = 500
 """What a process takes before its first tensor: CUDA context and loaded kernels. 0.47 GiB were measured on an A100 with
 PyTorch 2.1 and lazy loading (ml-engineering, training/performance); it differs by card and driver, so it is a margin
 and part of no figure."""
+MEASURED_CONTEXTS_MIB = {
+    "V100, PyTorch 1.10, CUDA 11.2": 1343,
+    "A100, PyTorch 1.10.2": 1823,
+    "A100, PyTorch 1.13.1": 922,
+    "A100, PyTorch 2.1.1, all kernels loaded": 942,
+    "A100, PyTorch 2.1.1, kernels loaded when needed": 481,
+}
+"""Contexts that others measured before the first large tensor: the driver's figure after one number was moved to the
+device (transformers 4.21, perf_train_gpu_one; the others from ml-engineering, training/performance)."""
 CUBLAS_WORKSPACE_BYTES = {"Hopper": 32 * 2**20, "before Hopper": 8_519_680}
 """Workspace of cuBLAS, taken from PyTorch's allocator by the first product and kept: ``:4096:2:16:8`` is 8 519 680
 bytes, and 32 MiB from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13; the variable
@@ -48,16 +57,20 @@ def card_bytes(text: str) -> tuple[str, int]:
 
     Raises ConfigError naming the nearest card.
     """
-    wanted = _plain(text)
-    for name, mib in CARDS_MIB.items():
-        if wanted == _plain(name):
-            return name, mib * MIB_BYTES
+    name = card_name(text)
+    if name is not None:
+        return name, CARDS_MIB[name] * MIB_BYTES
     if re.match(r"\s*\d", text):
         try:
             return text, parse_size_bytes(text)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     raise ConfigError(f"unknown card {text!r}{did_you_mean(text, CARDS_MIB)} (or a size, as 24GiB)")
+
+
+def card_name(text: str) -> str | None:
+    """Give the name of the card that is meant, None where there is none of that name."""
+    return next((name for name in CARDS_MIB if _plain(name) == _plain(text)), None)
 
 
 def _plain(text: str) -> str:
@@ -67,3 +80,20 @@ def _plain(text: str) -> str:
 def usable_bytes(total_bytes: int) -> int:
     """Give what is left of a card for tensors."""
     return max(0, total_bytes - CONTEXT_MIB * MIB_BYTES)
+
+
+def read_budget(text: str, none_peak_bytes: int | None) -> int:
+    """Read a budget: a size (16GiB), a card ("A100 40GB", of which a process gets all but its context), or a share of
+    what keeping everything takes (80%).
+
+    Raises ConfigError.
+    """
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if share:
+        if not 0 < float(share[1]) <= 100:
+            raise ConfigError(f"budget {text!r}: a share lies above 0 and goes up to 100%")
+        if none_peak_bytes is None:
+            raise ConfigError(f"budget {text!r}: what none takes is not known here; give a size, as 16GiB")
+        return int(none_peak_bytes * float(share[1]) / 100)
+    name, n_bytes = card_bytes(text)
+    return usable_bytes(n_bytes) if name in CARDS_MIB else n_bytes

@@ -1,4 +1,4 @@
-"""Commands that answer without a table of measurements: estimate, explain, and the largest size that fits."""
+"""Commands that answer without running a step: estimate and explain."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,15 +7,7 @@ import typer
 
 from ckbench import output
 from ckbench.errors import CkbenchError
-from ckbench.options import (
-    DeviceOption,
-    OutOption,
-    SetOption,
-    StrategyOption,
-    parse_strategies,
-    sets_of,
-)
-from ckbench.units import clean
+from ckbench.options import SetOption, StrategyOption, parse_strategies
 
 
 def estimate(
@@ -30,12 +22,15 @@ def estimate(
     strategy: StrategyOption = None,
     device: Annotated[str, typer.Option("--device", help="cuda or cpu: whose memory to estimate.")] = "cuda",
     set_: SetOption = None,
+    method: Annotated[
+        str, typer.Option("--method", help="replay, chain (equal blocks, any depth), or auto: chain from 64 layers on.")
+    ] = "auto",
     format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
 ) -> None:
     """Estimate peak memory without a GPU: a step replayed on tensors that have no data."""
     import json
 
-    from ckbench import estimating, examples, registry, study, sweeping
+    from ckbench import estimating, examples, reporting, study, sweeping
     from ckbench.cards import card_bytes
     from ckbench.launch import Launcher
 
@@ -43,6 +38,8 @@ def estimate(
         raise CkbenchError(f"--device {device!r}: cuda or cpu")
     if format_ not in ("console", "md", "json"):
         raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
+    if method not in ("auto", "replay", "chain"):
+        raise CkbenchError(f"--method {method!r}: auto, replay or chain")
     card = None if gpu is None else card_bytes(gpu)
     given = {"layers": layers, "width": width, "batch": batch, "seq-len": seq_len}
     is_swept = any(value is not None for value in given.values())
@@ -55,13 +52,13 @@ def estimate(
         swept=sweeping.parse_axes(given, None) if is_swept else {},
     )
     estimated = estimating.estimate_study(
-        loaded, device, Launcher(), card[0] if card else None, lambda made: output.tell(estimating.told(made))
+        loaded, device, Launcher(), card[0] if card else None, lambda made: output.tell(estimating.told(made)), method
     )
     drawn = estimating.table(loaded, device, estimated, card)
     if format_ == "json":
         output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
     else:
-        output.write(str(registry.load("reports", format_)(drawn, width=output.width())))
+        output.write(reporting.draw_table(drawn, format_=format_, width=output.width()))
 
 
 def explain(
@@ -106,78 +103,4 @@ def explain(
         output.write(explaining.draw(explanation, kind, top=top, width=width))
 
 
-def plan(
-    file: Annotated[Path, typer.Argument(help="Study file (YAML).")],
-    max_: Annotated[str, typer.Option("--max", help="batch, seq-len or layers: find the largest that fits.")],
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", help='Memory to fit in, as 16GiB or "A100 40GB"; left out: the device\'s own.'),
-    ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=1, help="Between sizes; 1, and 64 for seq-len.")] = None,
-    by_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Search by estimates, without a GPU and without running a step.")
-    ] = False,
-    strategy: StrategyOption = None,
-    device: DeviceOption = None,
-    out: OutOption = Path("results"),
-    set_: SetOption = None,
-    format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
-) -> None:
-    """Find, per strategy, the largest batch, sequence or depth that fits a memory budget, and its throughput."""
-    import json
-
-    from ckbench import largest, registry, study
-    from ckbench.launch import Launcher
-
-    if max_ not in largest.AXES:
-        raise CkbenchError(f"--max {max_!r}{registry.did_you_mean(max_, largest.AXES)}")
-    if format_ not in ("console", "md", "json"):
-        raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
-    card, budget_bytes = _budget(budget)
-    sets = sets_of(None if by_estimate else device, set_, None, None, False, False)
-    loaded = study.load(file, sets=sets, strategies=parse_strategies(strategy))
-    session = None
-    if by_estimate:
-        kind = (device or "cuda").partition(":")[0]
-        if kind not in ("cuda", "cpu"):
-            raise CkbenchError(f"--device {device!r}: estimates are for cuda or cpu")
-        if budget_bytes is None:
-            raise CkbenchError('--estimate needs --budget, a size or a card, for example --budget "A100 40GB"')
-        answers = largest.estimate_largest(
-            loaded,
-            max_,
-            kind,
-            budget_bytes=budget_bytes,
-            card=card,
-            step=step,
-            launcher=Launcher(),
-            tell=output.tell,
-        )
-    else:
-        answers, session = largest.find_largest(
-            loaded, max_, budget_bytes=budget_bytes, step=step, out=out, launcher=Launcher(), tell=output.tell
-        )
-    drawn = largest.table(answers, max_, session, budget_bytes)
-    if format_ == "json":
-        output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
-    else:
-        output.write(str(registry.load("reports", format_)(drawn, width=output.width())))
-    if session is not None:
-        output.tell(f"records: {clean(str(session.path))}")
-
-
-def _budget(text: str | None) -> tuple[str | None, int | None]:
-    """Read a budget: a size, or a card, of which a process gets all but its context."""
-    from ckbench.cards import CARDS_MIB, card_bytes, usable_bytes
-    from ckbench.errors import ConfigError
-
-    if text is None:
-        return None, None
-    try:
-        name, n_bytes = card_bytes(text)
-    except ConfigError as error:
-        raise CkbenchError(f"--budget: {error}") from None
-    return (name, usable_bytes(n_bytes)) if name in CARDS_MIB else (None, n_bytes)
-
-
-COMMANDS = (estimate, explain, plan)
+COMMANDS = (estimate, explain)

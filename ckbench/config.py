@@ -1,7 +1,6 @@
 """One trial as frozen, typed data: model, training step, strategy, how to run.
 
-Pydantic checks types strictly and gives the JSON schema. Nothing here touches a device, the
-environment or another file.
+Pydantic checks types strictly and gives the JSON schema. Nothing here touches a device or another file.
 """
 
 import hashlib
@@ -15,7 +14,6 @@ from ckbench.units import parse_size_bytes
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 MAX_LAYERS = 10_000
-"""Ten times the deepest transformer we know of; a plan may hold a region per block."""
 
 Attention = Literal["auto", "flash", "efficient", "math", "eager"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp16-pure"]
@@ -367,6 +365,8 @@ class RunConfig(Section):
     train: TrainConfig
     strategy: StrategySpec
     run: RunSettings
+    plan: dict[str, Any] | None = None
+    """A planner's plan as data, which the strategy stands for; no part of the configuration's name."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":

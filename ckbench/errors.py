@@ -64,3 +64,5 @@ class NothingFits(CkbenchError):
     """No strategy fits the budget."""
 
     exit_code = EXIT_NOTHING_FITS
+    least_bytes: int | None = None
+    """The least budget that would do, where it is known."""

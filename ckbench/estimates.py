@@ -22,6 +22,10 @@ class Estimate:
     peaks: dict[str, int | None] = field(default_factory=dict)
     """Peak by phase."""
     n_parameters: int | None = None
+    host_bytes: int | None = None
+    """Most that the trial moves to host memory at one time, as a record's host_store_peak_bytes; None: nothing."""
+    host_pinned_bytes: int | None = None
+    """What pinning takes for it: every buffer rounded up to a power of two (CUDA)."""
     method: str = "replay"
     reason: str | None = None
 

@@ -8,8 +8,10 @@ from typing import Any
 from ckbench.cards import usable_bytes, workspace_bytes
 from ckbench.compare import Row
 from ckbench.config import RunConfig
+from ckbench.errors import NothingFits, PlanError
 from ckbench.estimates import Estimate
 from ckbench.launch import Launcher, enter_child
+from ckbench.planning import Planner
 from ckbench.study import Study
 from ckbench.table import HEADER_KEYS, Column, Table, cell
 from ckbench.units import UNKNOWN, format_bytes, format_count, format_mib, format_percent
@@ -28,14 +30,21 @@ class Estimated:
 
 
 def estimate_configs(
-    configs: Sequence[RunConfig], kind: str, launcher: Launcher, card: str | None, tell: Callable[[Estimate], None]
+    configs: Sequence[RunConfig],
+    kind: str,
+    launcher: Launcher,
+    card: str | None,
+    tell: Callable[[Estimate], None],
+    method: str = "auto",
+    planner: Planner | None = None,
 ) -> list[Estimate]:
     """Estimate in a child process; one that takes the child down is given a reason, and the rest goes on in another."""
+    configs, refused = _planned(configs, planner or Planner(kind, launcher, card=card))
     done: list[Estimate] = []
     library_bytes = workspace_bytes(card) if kind == "cuda" else 0
     while len(done) < len(configs):
         left = [config.model_dump(mode="json") for config in configs[len(done) :]]
-        request = json.dumps({"configs": left, "kind": kind, "workspace_bytes": library_bytes})
+        request = json.dumps({"configs": left, "kind": kind, "workspace_bytes": library_bytes, "method": method})
 
         def follow(text: str) -> None:
             done.append(Estimate(**json.loads(text)))
@@ -46,7 +55,21 @@ def estimate_configs(
             reason = f"{ENDED}: {tail.strip().splitlines()[-1][:200]}" if tail.strip() else ENDED
             done.append(Estimate(strategy=configs[len(done)].strategy.label, reason=reason))
             tell(done[-1])
+    for place, estimate in sorted(refused.items()):
+        done.insert(place, estimate)
+        tell(estimate)
     return done
+
+
+def _planned(configs: Sequence[RunConfig], planner: Planner) -> tuple[list[RunConfig], dict[int, Estimate]]:
+    """Give the configs with the planner's plans, and by its place an estimate without figures where it has none."""
+    found, refused = [], {}
+    for place, config in enumerate(configs):
+        try:
+            found.append(planner.planned(config))
+        except (NothingFits, PlanError) as error:
+            refused[place] = Estimate(strategy=config.strategy.label, reason=str(error))
+    return found, refused
 
 
 def told(estimate: Estimate) -> str:
@@ -64,11 +87,16 @@ def _entry(connection: Any, text: str, log: str) -> None:
 
 
 def estimate_study(
-    study: Study, kind: str, launcher: Launcher, card: str | None, tell: Callable[[Estimate], None]
+    study: Study,
+    kind: str,
+    launcher: Launcher,
+    card: str | None,
+    tell: Callable[[Estimate], None],
+    method: str = "auto",
 ) -> list[Estimated]:
-    """Estimate every strategy at every point."""
+    """Estimate every strategy at every point; ``method`` is auto, replay or chain."""
     asked = [(point.config(spec), point.varied) for point in study.points(kind) for spec, _, _ in point.plans()]
-    estimates = estimate_configs([config for config, _ in asked], kind, launcher, card, tell)
+    estimates = estimate_configs([config for config, _ in asked], kind, launcher, card, tell, method)
     return [
         Estimated(config=config, varied=varied, estimate=estimate)
         for (config, varied), estimate in zip(asked, estimates, strict=True)

@@ -8,18 +8,20 @@ from ckbench.config import RunConfig
 from ckbench.estimates import Estimate
 from ckbench.estimating import estimate_configs
 from ckbench.launch import Launcher
+from ckbench.planning import Planner
 from ckbench.units import format_bytes
 
 
 class Forecast:
     """Estimates by configuration, for a device that a replay can imitate; others get none."""
 
-    def __init__(self, device: dict[str, Any], launcher: Launcher) -> None:
+    def __init__(self, device: dict[str, Any], launcher: Launcher, planner: Planner | None = None) -> None:
         kind = str(device["label"]).partition(":")[0]
         self.kind = kind if kind in ("cpu", "cuda") else None
         self.card = card_of(str(device["name"]))
         self.total_bytes: int | None = device["facts"].get("device_total_bytes")
         self.launcher = launcher
+        self.planner = planner or planner_for(device, launcher)
         self._known: dict[str, Estimate] = {}
 
     def of(self, config: RunConfig, beside: Iterable[RunConfig]) -> Estimate | None:
@@ -34,7 +36,8 @@ class Forecast:
             }
             together[config.configuration_id()] = config
             missing = {key: other for key, other in together.items() if key not in self._known}
-            made = estimate_configs(list(missing.values()), self.kind, self.launcher, self.card, lambda _made: None)
+            todo = list(missing.values())
+            made = estimate_configs(todo, self.kind, self.launcher, self.card, lambda _made: None, planner=self.planner)
             self._known.update(zip(missing, made, strict=True))
         return self._known[config.configuration_id()]
 
@@ -47,6 +50,12 @@ class Forecast:
         if needed <= there:
             return None
         return f"needs about {format_bytes(needed)}, the device has {format_bytes(there)} for tensors"
+
+
+def planner_for(device: dict[str, Any], launcher: Launcher) -> Planner:
+    """Give a planner whose seconds are measured on the device, and whose bytes are in its semantics."""
+    kind = str(device["label"]).partition(":")[0]
+    return Planner(kind if kind in ("cpu", "cuda") else "cpu", launcher, card=card_of(str(device["name"])))
 
 
 def card_of(device_name: str) -> str | None:

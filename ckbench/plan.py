@@ -4,6 +4,7 @@ A strategy decides a Plan from the shape of the stack. The engine, the estimator
 read the same Plan, so they cannot disagree about what a strategy means. No tensors live here.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -35,9 +36,10 @@ class Region:
     """A span that one checkpoint call covers: blocks ``start`` to ``stop - 1``, or a part of one block.
 
     ``children`` are regions inside this one. Blocks of the span that no child covers run plainly
-    inside the region; they are recomputed with it. ``save_ops`` names operations whose results are kept nevertheless
-    (``aten.mm``); of every ``save_every`` such results one is kept. ``mode``: recompute forward from the input, or
-    invert, which rebuilds inputs from outputs.
+    inside the region; they are recomputed with it. ``save_ops`` names operations whose results are kept nevertheless:
+    all calls (``aten.mm``), or single ones in the order they run, from 1 (``aten.mm@2``, in a region inside one block).
+    Of every ``save_every`` results one is kept. ``mode``: recompute forward from the input, or invert, which rebuilds
+    inputs from outputs.
     """
 
     start: int
@@ -61,6 +63,11 @@ class Region:
             raise PlanError(f"a region needs at least one block, got {self.start} to {self.stop}")
         if self.part != "block" and (self.stop - self.start != 1 or self.children):
             raise PlanError("a region over a part lies inside one block and has no children")
+        if any(call is not None for _, call in map(split_save_op, self.save_ops)):
+            if self.n_blocks > 1 or self.children:
+                raise PlanError("single calls are kept in a region inside one block, where they can be counted")
+            if self.save_every > 1:
+                raise PlanError("save_every counts results, and single calls are counted already; drop one")
         check_apart(self.children, self.start, self.stop)
 
     @property
@@ -198,16 +205,33 @@ class Plan:
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
-    """Make a plan of what ``to_json`` gave. Raises PlanError where it is no plan."""
-
-    def region(item: dict[str, Any]) -> Region:
-        inside = {"children": tuple(map(region, item["children"])), "save_ops": tuple(item["save_ops"])}
-        return Region(**{**item, **inside})
-
+    """Make a plan of what ``to_json`` gave; what is left out has its default. Raises PlanError where it is no plan."""
     try:
-        return Plan(**{**data, "regions": tuple(map(region, data["regions"]))})
-    except (KeyError, TypeError) as error:
+        return Plan(**{**data, "regions": tuple(map(region_from_json, data["regions"]))})
+    except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(f"this is no plan: {error}") from None
+
+
+def region_from_json(data: dict[str, Any]) -> Region:
+    """Make a region of plain data. Raises KeyError or TypeError where it is none."""
+    children = tuple(map(region_from_json, data.get("children", ())))
+    return Region(**{**data, "children": children, "save_ops": tuple(data.get("save_ops", ()))})
+
+
+def split_save_op(text: str) -> tuple[str, int | None]:
+    """Split one of ``Region.save_ops`` into the operation's name and which call of it, None for all.
+
+    >>> split_save_op("aten.mm@2"), split_save_op("aten.mm")
+    (('aten.mm', 2), ('aten.mm', None))
+
+    Raises PlanError where what follows @ is no number from 1.
+    """
+    name, is_single, number = text.partition("@")
+    if not is_single:
+        return name, None
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", number):
+        raise PlanError(f"operation {text!r}: after @ comes the number of the call, from 1, as in {name}@2")
+    return name, int(number)
 
 
 def item_starts(region: Region) -> int:

@@ -14,9 +14,10 @@ from ckbench import store
 from ckbench.compare import Row, compare
 from ckbench.config import RunConfig, StrategySpec
 from ckbench.engine.worker import blank_record
-from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED
-from ckbench.forecast import Forecast
+from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED, NothingFits, PlanError
+from ckbench.forecast import Forecast, planner_for
 from ckbench.launch import Launcher
+from ckbench.planning import Planner
 from ckbench.records import FAILED, Record
 from ckbench.store import ResultStore
 from ckbench.study import Point, Study
@@ -93,12 +94,14 @@ def run_session(
     retry_oom: bool = False,
     estimates: bool = True,
     skip_oom: bool = False,
+    planner: Planner | None = None,
 ) -> Session:
     """Measure every point of a study under every strategy. Ctrl-C ends it; what is finished is kept.
 
     ``resume`` goes on with an earlier session of the same study: finished trials are skipped, and what did not
     fit counts as finished unless ``retry_oom``. ``estimates`` puts an estimated peak beside each measured one and warns
-    of what cannot fit; ``skip_oom`` does not start that.
+    of what cannot fit; ``skip_oom`` does not start that. ``planner`` finds the plans of ``budget:SIZE``; left out, one
+    of the session's own.
     Raises CkbenchError before the first trial where something cannot work at all.
     """
     device, points, notes = open_study_device(study, launcher)
@@ -111,14 +114,15 @@ def run_session(
             session_id=earlier.session_id, path=results.path, device=device, notes=notes, records=earlier.records
         )
         failed, order = set(earlier.no_room), 0
-        forecast = Forecast(device, launcher) if estimates or skip_oom else None
+        planner = planner or planner_for(device, launcher)
+        forecast = Forecast(device, launcher, planner) if estimates or skip_oom else None
         try:
             for batch in itertools.chain([jobs], _more_rounds(points, device["run_device"], session)):
                 todo = [(order + i, job) for i, job in enumerate(batch) if not earlier.has_finished(job)]
                 order += len(batch)
                 watcher.begin(len(todo), len(batch) - len(todo))
                 _complete(batch, earlier, session, results)
-                _run_jobs(todo, failed, session, results, launcher, watcher, forecast, skip_oom)
+                _run_jobs(todo, failed, session, results, launcher, watcher, planner, forecast, skip_oom)
         except KeyboardInterrupt:
             session.is_interrupted = True
     return session
@@ -175,6 +179,7 @@ def _run_jobs(
     results: ResultStore,
     launcher: Launcher,
     watcher: Watcher,
+    planner: Planner,
     forecast: Forecast | None,
     skip_oom: bool,
 ) -> None:
@@ -185,8 +190,16 @@ def _run_jobs(
         configuration = job.config.configuration_id()
         if configuration in failed:
             continue  # what does not fit, or fails, does so in every round
-        estimate, warning = None, None
-        if forecast is not None:
+        estimate, warning, refusal = None, None, None
+        asked_at = time.monotonic()
+        if planner.decides(job.config):
+            watcher.trial(job, "plan")
+            try:
+                job = replace(job, config=planner.planned(job.config))
+            except (NothingFits, PlanError) as error:
+                refusal = str(error)
+            begun += time.monotonic() - asked_at
+        if forecast is not None and refusal is None:
             watcher.trial(job, "estimate")
             asked_at = time.monotonic()
             estimate = forecast.of(job.config, (other.config for _, other in jobs))
@@ -194,8 +207,8 @@ def _run_jobs(
             warning = forecast.warning(estimate)
             if warning is not None and job.round == 0 and not skip_oom:
                 watcher.say(f"{job.config.strategy.label}: {warning}")
-        if warning is not None and skip_oom:
-            record = _skipped(job, order, session, warning)
+        if refusal is not None or (warning is not None and skip_oom):
+            record = _skipped(job, order, session, refusal or str(warning))
         else:
             record = measure_job(job, order, session, launcher, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
         record.estimate_peak_bytes = estimate.peak_allocated_bytes if estimate is not None else None

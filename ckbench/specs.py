@@ -131,7 +131,7 @@ def _check_parameter(name: str, parameter: Field[Any], value: Any) -> int | floa
     if parameter.type is str:
         if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
             value = "+".join(value)
-        if not isinstance(value, str) or not re.fullmatch(rf"[\w.:+-]{{1,{MAX_WORD_CHARS}}}", value):
+        if not isinstance(value, str) or not re.fullmatch(rf"[\w.:+@%/ ~-]{{1,{MAX_WORD_CHARS}}}", value):
             raise ConfigError(f"strategy {name}: {key} must be a word or a list of words, got {value!r}")
         return value
     if parameter.type is float:

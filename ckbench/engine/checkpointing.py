@@ -146,7 +146,9 @@ class AppliedPlan:
 
         def counted_forward(*args: Any, **kwargs: Any) -> Any:
             counts.enter_block(index)
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            counts.leave_block(index, output)
+            return output
 
         return counted_forward
 

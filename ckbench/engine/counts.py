@@ -1,6 +1,7 @@
 """What ran in a step: starts of blocks and regions, split at the turn from forward to backward."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -23,6 +24,9 @@ class Counts:
         """Note the start of one block's own forward."""
         calls = self.block_calls_backward if self.in_backward else self.block_calls_forward
         calls[index] += 1
+
+    def leave_block(self, index: int, output: Any) -> None:
+        """Hear that a block's own forward gave ``output``; nothing is noted here, a replay looks at it."""
 
     def enter_region(self) -> None:
         """Note the start of a region's body."""

@@ -37,6 +37,11 @@ def _cpu_attention() -> dict[Any, Any]:
     }
 
 
+def formulas() -> dict[Any, Any]:
+    """Give the formula of every operation that is counted, by packet; each takes arguments and ``out_val``."""
+    return dict(FlopCounterMode(display=False, custom_mapping=_cpu_attention()).flop_registry)
+
+
 class _CountingMode(_FlopCounterMode):
     """PyTorch's counter, which compiled code may run under: it then counts the products that compiled code calls.
 

@@ -1,4 +1,4 @@
-"""Keep the results of named operations inside a region that is otherwise recomputed.
+"""Keep the results of named operations, or of single calls of them, inside a region that is otherwise recomputed.
 
 PyTorch's selective checkpointing does the keeping. Two things are added: a policy that finds nothing to keep is an
 error, and an operation that draws random numbers may be kept. It is not run again, so the draws behind it would come
@@ -7,19 +7,23 @@ from another place of the random sequence; the generator is moved to where the o
 
 import contextlib
 import ctypes
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ckbench import registry
 from ckbench.errors import PlanError
-from ckbench.plan import Region
+from ckbench.plan import Region, split_save_op
 
+UNASKED = frozenset(SAC_IGNORED_OPS)
+"""Operations that no policy is asked about."""
 NAMED_OPS = 8
 """Operations that an error names at most."""
 
@@ -45,13 +49,34 @@ def resolve_op(name: str) -> frozenset[Op]:
     return frozenset(getattr(packet, each) for each in ([overload] if overload else overloads))
 
 
+class _Named:
+    """What ``save_ops`` name: operations with all their calls, and single calls, counted by the name that was given."""
+
+    def __init__(self, save_ops: tuple[str, ...]) -> None:
+        self.whole: set[Op] = set()
+        self.singles: dict[Op, list[str]] = {}
+        """The names under which an operation's calls are counted."""
+        self.calls: dict[str, set[int]] = {}
+        for text in save_ops:
+            name, call = split_save_op(text)
+            ops = resolve_op(name)
+            if call is None:
+                self.whole |= ops
+            else:
+                self.calls.setdefault(name, set()).add(call)
+                for op in ops:
+                    if name not in self.singles.setdefault(op, []):
+                        self.singles[op].append(name)
+        self.ops = frozenset(self.whole | self.singles.keys())
+
+
 class Selection:
     """What one region keeps: resolves the names once, and makes the contexts of each call of the region."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.ops: frozenset[Op] = frozenset().union(*map(resolve_op, region.save_ops))
-        self.drawing = frozenset(op for op in self.ops if torch.Tag.nondeterministic_seeded in op.tags)
+        self.named = _Named(region.save_ops)
+        self.drawing = frozenset(op for op in self.named.ops if torch.Tag.nondeterministic_seeded in op.tags)
         self._policy: _Policy | None = None
         self._is_proven = False
 
@@ -71,21 +96,39 @@ class Selection:
         return self._new()[1]
 
     def check(self) -> None:
-        """Refuse a selection that kept nothing in the region's forward. Costs nothing after the first call."""
+        """Refuse a selection that kept nothing in the region's forward, or that names a call which was not there.
+
+        Costs nothing after the first call.
+        """
         if self._is_proven or self._policy is None:
             return
-        if not self._policy.n_forward:
+        policy, block = self._policy, self.region.start
+        if not policy.n_found and not policy.forward.n_calls:
             named = self.region.save_ops
             wanted = " or ".join(named[:2]) + (f" or {len(named) - 2} like them" if len(named) > 2 else "")
-            ran = ", ".join(list(self._policy.ran)[:NAMED_OPS])
-            raise PlanError(f"block {self.region.start} ran no {wanted}, so nothing would be kept; it ran {ran}, ...")
+            ran = ", ".join(list(policy.ran)[:NAMED_OPS])
+            raise PlanError(f"block {block} ran no {wanted}, so nothing would be kept; it ran {ran}, ...")
+        for name, calls in self.named.calls.items():
+            n_calls, last = policy.forward.n_calls[name], max(calls)
+            if last > n_calls:
+                times = f"{n_calls} time{'' if n_calls == 1 else 's'}"
+                raise PlanError(f"block {block} ran {name} {times}, so there is no {name}@{last} to keep")
         self._is_proven, self._policy = True, None
 
     def _new(self) -> tuple["_Policy", Contexts]:
-        policy = _Policy(self.ops, self.region.save_every, notes_ops=not self._is_proven)
+        policy = _Policy(self.named, self.region.save_every, notes_ops=not self._is_proven)
         if not self._is_proven:
             self._policy = policy
         return policy, create_selective_checkpoint_contexts(policy)
+
+
+@dataclass
+class _Count:
+    """What a forward, or its replay, has run so far."""
+
+    n_results: int = 0
+    """Calls of operations that are kept whole, for every second one and the like."""
+    n_calls: Counter[str] = field(default_factory=Counter)
 
 
 class _Policy:
@@ -94,28 +137,34 @@ class _Policy:
     PyTorch before 2.13 asks again in the replay, later versions remember. Either way both count alike.
     """
 
-    def __init__(self, ops: frozenset[Op], every: int, *, notes_ops: bool) -> None:
-        self.ops = ops
+    def __init__(self, named: _Named, every: int, *, notes_ops: bool) -> None:
+        self.named = named
         self.every = every
         self.notes_ops = notes_ops
-        self.n_forward = 0
-        self.n_replay = 0
+        self.forward = _Count()
+        self.replay = _Count()
+        self.n_found = 0
+        """Results that forward kept or could have kept."""
         self.kept_last = False
         self.ran: dict[str, None] = {}
 
     def __call__(self, context: Any, op: Op, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        if op not in self.ops:
+        if op not in self.named.ops:
             if self.notes_ops and not _is_view(op):
                 self.ran[str(op).removesuffix(".default")] = None
             return CheckpointPolicy.PREFER_RECOMPUTE
-        if context.is_recompute:
-            n = self.n_replay
-            self.n_replay += 1
-        else:
-            n = self.n_forward
-            self.n_forward += 1
-        self.kept_last = n % self.every == 0
-        return CheckpointPolicy.MUST_SAVE if self.kept_last else CheckpointPolicy.PREFER_RECOMPUTE
+        count = self.replay if context.is_recompute else self.forward
+        keeps = False
+        for name in self.named.singles.get(op, ()):
+            count.n_calls[name] += 1
+            keeps |= count.n_calls[name] in self.named.calls[name]
+        if op in self.named.whole:
+            keeps |= count.n_results % self.every == 0
+            count.n_results += 1
+        if not context.is_recompute:
+            self.n_found += keeps or op in self.named.whole
+        self.kept_last = keeps
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _NoteDraws(TorchDispatchMode):

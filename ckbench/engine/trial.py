@@ -19,7 +19,7 @@ from ckbench.engine.optimizers import build_optimizer
 from ckbench.engine.saved import block_saved_bytes
 from ckbench.errors import ConfigError, NotYetMeasured
 from ckbench.models.base import Batch, BuiltModel, call, draw_tokens
-from ckbench.plan import Plan
+from ckbench.plan import Plan, plan_from_json
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bfloat16, "fp16-pure": torch.float16}
 
@@ -34,7 +34,8 @@ class NoObserver:
 class Trial:
     """A built model under a plan, with its optimizer and its batches."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, plan: Plan | None = None) -> None:
+        """Build everything; ``plan`` is applied instead of the one that the config's strategy decides."""
         self.config = config
         self.device = device
         self.train = config.train
@@ -44,9 +45,8 @@ class Trial:
         self.module = self.model.module.train()
         self.batches = self.draw_batches()
         self.compute_loss = build_loss(self.model, config.train)
-        self.applied = AppliedPlan(
-            self.model, self._plan(), compiled=self.train.compile, offload_cap_bytes=self.train.offload_cap_bytes
-        )
+        plan, train = plan or self._plan(), self.train
+        self.applied = AppliedPlan(self.model, plan, compiled=train.compile, offload_cap_bytes=train.offload_cap_bytes)
         self.optimizer = build_optimizer(self.module, config.train, device)
         self.scaler = _build_scaler(config.train, device.type)
         self.phase = "build"
@@ -72,6 +72,8 @@ class Trial:
 
     def _plan(self) -> Plan:
         """Resolve the strategy; one that decides by what blocks keep has that measured first, in a pass of its own."""
+        if self.config.plan is not None:
+            return plan_from_json(self.config.plan)
         shape = replace(self.model.shape(), precision=self.train.precision)
         try:
             return specs.resolve(self.config.strategy, shape)
@@ -211,7 +213,7 @@ def is_compiled(config: RunConfig, plan: Plan | None) -> bool:
 def baseline_config(config: RunConfig, plan: Plan | None = None) -> RunConfig:
     """Give the same trial under ``none``, compiled where the plan has the compiler decide."""
     train = config.train.model_copy(update={"compile": is_compiled(config, plan)})
-    return config.model_copy(update={"strategy": StrategySpec(name="none"), "train": train})
+    return config.model_copy(update={"strategy": StrategySpec(name="none"), "train": train, "plan": None})
 
 
 def _draw_batches(model: BuiltModel, config: RunConfig, device: torch.device) -> list[Batch]:

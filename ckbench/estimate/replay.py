@@ -14,6 +14,7 @@ from ckbench.engine.trial import Trial, is_compiled
 from ckbench.estimate.semantics import KINDS, Semantics
 from ckbench.estimate.substitutes import NotEstimated
 from ckbench.estimate.tracker import StorageTracker
+from ckbench.plan import Plan
 
 
 @dataclass(kw_only=True)
@@ -31,6 +32,10 @@ class Replayed:
     """Numbers of the storages that hold gradients at the end of backward."""
     static: frozenset[int]
     """Numbers of parameters, buffers and optimizer state."""
+    host_bytes: int | None
+    """Most that lay in the host store at one time, None where there is none."""
+    host_pinned_bytes: int | None
+    """What pinning took for it, None where nothing is pinned."""
 
 
 def name_modules(tracker: StorageTracker, trial: Trial) -> None:
@@ -79,6 +84,9 @@ class _Marks:
         self.tracker.reads_one = event in updates
         if event in ("turn", "blocks", "optimizer"):
             self.tracker.where = ""
+        if event != "blocks":
+            self.tracker.block = None
+        self.tracker.follows_arguments = event == "optimizer"
 
 
 def _by_number(tracker: StorageTracker, tensors: Any) -> dict[int, int]:
@@ -97,17 +105,20 @@ def replay(
     *,
     names_modules: bool = False,
     prepare: Callable[[Trial], None] | None = None,
+    plan: Plan | None = None,
+    watch: Callable[[StorageTracker, Trial], None] | None = None,
+    n_steps: int = 2,
 ) -> Replayed:
     """Run two steps of a trial without data: the first makes the optimizer's state, the second is steady.
 
     ``workspace_bytes`` is what libraries hold on the device all the while (cuBLAS). ``prepare`` may change the built
-    trial before its first step.
+    trial before its first step. ``plan`` is applied instead of the strategy's; ``watch`` may look at the steps.
     Raises NotEstimated where a step cannot run without data.
     """
     semantics: Semantics = KINDS[kind](config)
     tracker = semantics.make_tracker()
     with semantics.running(tracker):
-        trial = semantics.build(config)
+        trial = semantics.build(config, plan)
         if kind != "real" and is_compiled(config, trial.applied.plan):
             raise NotEstimated("what compiled blocks keep is decided by the compiler, which needs the device")
         if prepare is not None:
@@ -120,11 +131,14 @@ def replay(
         steps = []
         if names_modules:
             name_modules(tracker, trial)
+        if watch is not None:
+            watch(tracker, trial)
         with tracker:
-            for _ in range(2):
+            for _ in range(n_steps):
                 gc.collect()
                 steps.append(_one_step(tracker, trial, semantics))
-    first, steady = steps
+    first, steady = steps[0], steps[-1]
+    host_bytes = trial._figures().get("host_store_peak_bytes")
     return Replayed(
         first=first[0],
         steady=steady[0],
@@ -134,6 +148,8 @@ def replay(
         begin=steady[1],
         gradients=steady[2],
         static=steady[3],
+        host_bytes=host_bytes,
+        host_pinned_bytes=None if host_bytes is None else semantics.pinned_bytes,
     )
 
 

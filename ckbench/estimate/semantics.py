@@ -1,6 +1,8 @@
 """How a device's step is imitated: the CPU's on fake tensors, CUDA's on meta tensors, or a real step beside them."""
 
 import contextlib
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -14,8 +16,9 @@ from ckbench.engine.host_store import HostStore
 from ckbench.engine.optimizers import AfterBackward
 from ckbench.engine.trial import DTYPES, Trial
 from ckbench.estimate.substitutes import CudaOperations, NotEstimated, scratch_bytes, unpacked_positions
-from ckbench.estimate.tracker import StorageTracker
+from ckbench.estimate.tracker import RELEASE, StorageTracker
 from ckbench.models.base import Batch, BuiltModel
+from ckbench.plan import Plan
 
 GENERATOR_STATE_BYTES = 5056
 """A saved state of PyTorch's CPU generator."""
@@ -25,6 +28,8 @@ class Semantics(Protocol):
     """How a device's step is imitated."""
 
     device: torch.device
+    pinned_bytes: int | None
+    """Host memory that pinning has taken so far, None where nothing is pinned."""
 
     def make_tracker(self) -> StorageTracker:
         """Give a tracker of the tensors that stand for the device's."""
@@ -34,8 +39,8 @@ class Semantics(Protocol):
         """Be in force while the trial is built and run."""
         ...
 
-    def build(self, config: RunConfig) -> Trial:
-        """Make the trial."""
+    def build(self, config: RunConfig, plan: Plan | None = None) -> Trial:
+        """Make the trial, under ``plan`` instead of its strategy's where one is given."""
         ...
 
     def at(self, event: str) -> None:
@@ -79,8 +84,27 @@ def _host_store_apart(tracker: StorageTracker) -> Iterator[None]:
         HostStore._make = make  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def _heard_clear(tracker: StorageTracker, hear: Callable[[], None]) -> Iterator[None]:
+    """Hear where the outermost autocast ends and PyTorch lets go of what it has cast (torch/amp/autocast_mode.py)."""
+    clear = torch.clear_autocast_cache
+
+    def clear_and_tell() -> None:
+        tracker.mark(RELEASE)
+        clear()
+        hear()
+
+    torch.clear_autocast_cache = clear_and_tell
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache = clear
+
+
 class CpuSemantics:
     """The processor: fake tensors take the very paths that real ones take, up to the kernels' own scratch memory."""
+
+    pinned_bytes: int | None = None
 
     def __init__(self, config: RunConfig) -> None:
         if config.train.precision == "tf32":
@@ -102,21 +126,25 @@ class CpuSemantics:
         def set_state(state: Tensor) -> None:
             del state
 
-        with _host_store_apart(tracker), _generator_states(tracker, get_state, set_state), self._fake:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_host_store_apart(tracker))
+            stack.enter_context(_generator_states(tracker, get_state, set_state))
+            stack.enter_context(_heard_clear(tracker, lambda: None))
+            stack.enter_context(self._fake)
             yield
 
-    def build(self, config: RunConfig) -> Trial:
+    def build(self, config: RunConfig, plan: Plan | None = None) -> Trial:
         """Make a trial whose batches are drawn with data and then lose them."""
-        return _FakeTrial(config, self.device, self._fake)
+        return _FakeTrial(config, self.device, self._fake, plan)
 
     def at(self, event: str) -> None:
         """Nothing depends on it."""
 
 
 class _FakeTrial(Trial):
-    def __init__(self, config: RunConfig, device: torch.device, fake: FakeTensorMode) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, fake: FakeTensorMode, plan: Plan | None) -> None:
         self._fake = fake
-        super().__init__(config, device)
+        super().__init__(config, device, plan)
         self.scaler = None  # it would read back whether gradients are finite
 
     def cast_weights(self, model: BuiltModel, dtype: torch.dtype) -> None:
@@ -149,6 +177,8 @@ class _FakeTrial(Trial):
 class RealCpu:
     """The processor itself: a real step under the same tracker, to compare with."""
 
+    pinned_bytes: int | None = None
+
     def __init__(self, config: RunConfig) -> None:
         self.device = torch.device("cpu")
 
@@ -162,9 +192,9 @@ class RealCpu:
         with _host_store_apart(tracker), _generator_states(tracker, torch.get_rng_state, torch.set_rng_state):
             yield
 
-    def build(self, config: RunConfig) -> Trial:
+    def build(self, config: RunConfig, plan: Plan | None = None) -> Trial:
         """Make the ordinary trial."""
-        return Trial(config, self.device)
+        return Trial(config, self.device, plan)
 
     def at(self, event: str) -> None:
         """Nothing depends on it."""
@@ -175,6 +205,8 @@ class CudaSemantics:
 
     def __init__(self, config: RunConfig) -> None:
         self.device = torch.device("meta")
+        self.pinned_bytes: int | None = 0
+        self._is_backward = False
         self._is_hugging_face = isinstance(config.model, HfConfig)
         precision = config.train.precision
         self.operations = CudaOperations(
@@ -188,30 +220,63 @@ class CudaSemantics:
     @contextlib.contextmanager
     def running(self, tracker: StorageTracker) -> Iterator[None]:
         """Substitute operations all the while: recomputation in backward runs the same."""
-        with self.operations, unpacked_positions(self._is_hugging_face):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._counted_pinning())
+            stack.enter_context(self.operations)
+            stack.enter_context(unpacked_positions(self._is_hugging_face))
+            stack.enter_context(_heard_clear(tracker, self._recomputed))
             yield
 
-    def build(self, config: RunConfig) -> Trial:
+    @contextlib.contextmanager
+    def _counted_pinning(self) -> Iterator[None]:
+        """Count what pinning takes for the host store's buffers, which it keeps: the next power of two of each.
+
+        Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.13 (allocate; blocks are never split).
+        """
+        make = HostStore._make
+
+        def make_counted(store: HostStore, n_bytes: int) -> Tensor:
+            assert self.pinned_bytes is not None
+            self.pinned_bytes += 1 << (n_bytes - 1).bit_length() if n_bytes else 0
+            return make(store, n_bytes)
+
+        HostStore._make = make_counted  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            HostStore._make = make  # type: ignore[method-assign]
+
+    def build(self, config: RunConfig, plan: Plan | None = None) -> Trial:
         """Make the trial with CUDA's default optimizer, which takes all parameters at once."""
-        return _MetaTrial(config, self.device, self.operations)
+        return _MetaTrial(config, self.device, self.operations, plan)
 
     def at(self, event: str) -> None:
-        """Autocast ends, and lets cast weights go, when backward begins; each recomputation has its own."""
+        """Autocast ends, and lets cast weights go, when backward begins."""
         if event in ("forward", "turn", "end"):
+            self.operations.forget_casts()
+        if event in ("forward", "turn"):
+            self._is_backward = event == "turn"
+
+    def _recomputed(self) -> None:
+        """Let cast weights go: a recomputation has an autocast of its own, the outermost one in backward."""
+        if self._is_backward:
             self.operations.forget_casts()
 
 
 class _MetaTrial(Trial):
-    def __init__(self, config: RunConfig, device: torch.device, operations: CudaOperations) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, operations: CudaOperations, plan: Plan | None) -> None:
         self._operations = operations
         implementation = config.train.optimizer_implementation
         self._is_fused = implementation == "fused"
         if implementation in ("default", "fused"):
             train = config.train.model_copy(update={"optimizer_implementation": "foreach"})
             config = config.model_copy(update={"train": train})
-        super().__init__(config, device)
+        super().__init__(config, device, plan)
         self.scaler = None
-        if isinstance(getattr(self.optimizer, "optimizer", None), HostOptimizer):
+        on_host = getattr(self.optimizer, "optimizer", None)
+        if isinstance(on_host, HostOptimizer):
+            for n_bytes in _state_sizes(on_host):
+                on_host.store.take(n_bytes)
             self.optimizer.step = _nothing_on_the_device  # type: ignore[method-assign]
         if self._is_fused and isinstance(self.optimizer, AfterBackward):
             self.optimizer.step = _state_only(self.optimizer)  # type: ignore[method-assign]
@@ -223,6 +288,21 @@ class _MetaTrial(Trial):
 
 def _nothing_on_the_device(scaler: Any) -> bool:
     return True
+
+
+def _state_sizes(on_host: HostOptimizer) -> list[int]:
+    """Give the bytes of each tensor of state that the host's optimizer makes at its first update."""
+    inner = on_host._inner
+    again = copy.copy(inner)
+    again.state = defaultdict(dict)
+    stand_ins = [torch.empty_like(master, device="meta") for master in on_host._masters]
+    for stand_in in stand_ins:
+        stand_in.grad = torch.empty_like(stand_in)
+    again.param_groups = [{**inner.param_groups[0], "params": stand_ins, "foreach": False, "fused": False}]
+    with StorageTracker("meta") as reader:
+        reader.reads_one = True
+        again.step()
+    return [value.nbytes for state in again.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def _state_only(updater: AfterBackward) -> Any:

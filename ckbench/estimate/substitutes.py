@@ -5,7 +5,8 @@ On ``meta`` tensors most operations allocate what their CUDA kernels do. The exc
 * scaled_dot_product_attention would take the mathematical path: the flash, efficient or cuDNN operation is called, as
   PyTorch chooses by type, width and mask (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp);
 * dropout would keep a mask in the activations' type: CUDA keeps one byte per element (native_dropout);
-* rms_norm would be composed of many operations: CUDA has one kernel that keeps the reciprocal root in fp32;
+* rms_norm would be composed of many operations: CUDA has one kernel that keeps the reciprocal root in fp32
+  (``meta_kernels``);
 * autocast knows nothing of ``meta``: operands of products are cast down (weights once, until autocast ends), norms,
   losses and softmax are computed in fp32, after the lists of aten/src/ATen/autocast_mode.h;
 * the fused optimizers refuse ``meta``: they make their state and need no temporaries;
@@ -31,6 +32,7 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 from ckbench.errors import CkbenchError
+from ckbench.estimate import meta_kernels as meta_kernels  # registers itself
 
 aten = torch.ops.aten
 
@@ -305,6 +307,9 @@ def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
     Flash attention's backward: the softmax's row sums, fp32 (B, H, S'), and the queries' gradient accumulated in fp32
     (B, S', H, K'), with S' the sequence rounded up to 128 and K' the width rounded up to 32 (to 64 above 128);
     and with grouped heads the gradients of keys and values expanded to all heads. Source: flash_api.cpp (mha_bwd).
+
+    Matrix products: a copy of each factor whose rows or columns do not lie one after the other, as those of an
+    expanded gradient. Source: aten/src/ATen/native/cuda/Blas.cpp (prepare_matrix_for_cublas and its batched form).
     """
     if func is aten._scaled_dot_product_flash_attention_backward.default:
         query, key = args[1], args[2]
@@ -315,4 +320,17 @@ def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
         if key.shape[1] != H:
             scratch += 2 * B * H * int(key.shape[2]) * K * int(key.element_size())
         return scratch
+    first = _FIRST_FACTOR.get(func)
+    if first is not None:
+        return sum(x.numel() * x.element_size() for x in args[first : first + 2] if not _is_plain_matrix(x))
     return 0
+
+
+_FIRST_FACTOR = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+"""Where the two factors of a product stand among its arguments."""
+
+
+def _is_plain_matrix(x: Tensor) -> bool:
+    """Tell whether cuBLAS can read (..., M, N) as it lies: one of both strides is 1, the other spans it."""
+    (rows, columns), (down, right) = x.shape[-2:], x.stride()[-2:]
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows)) or x.is_contiguous()

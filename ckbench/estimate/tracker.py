@@ -10,6 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+RELEASE = "release"
+"""Mark before autocast lets go of what it has cast, which may belong to many blocks."""
+
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
 """Bytes that an operation's kernel takes and gives back while it runs, which no tensor shows."""
 
@@ -59,6 +62,12 @@ class StorageTracker(TorchDispatchMode):
         """Everything that ever lived, by number."""
         self.live_bytes = 0
         self.where = ""
+        self.block: int | None = None
+        """Block whose work goes on, where boundaries are watched; None outside of all."""
+        self.block_of: dict[int, int | None] = {}
+        """Block that a storage belongs to, by its number."""
+        self.follows_arguments = False
+        """Whether a result belongs to the block of its operation's arguments, as in the optimizer's loops and lists."""
         self.reads_one = False
         """Whether a number may be read back from a tensor without data: it is one then, and not an error."""
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -68,8 +77,11 @@ class StorageTracker(TorchDispatchMode):
         self._n_born = 0
         self._op = ""
 
-    def add(self, tensor: Tensor, op: str | None = None) -> None:
-        """Count a tensor's storage from now on, unless it is counted or lies elsewhere."""
+    def add(self, tensor: Tensor, op: str | None = None, source: Any = None) -> None:
+        """Count a tensor's storage from now on, unless it is counted or lies elsewhere.
+
+        Where ``follows_arguments`` it belongs to the block of ``source``.
+        """
         if tensor.device.type != self.device_type:
             return
         storage = tensor.untyped_storage()
@@ -89,6 +101,9 @@ class StorageTracker(TorchDispatchMode):
             is_forward=torch.is_grad_enabled(),
         )
         self.live[key] = self.births[birth.number] = birth
+        if self.follows_arguments:
+            self.block = self._block_of(source)
+        self.block_of[birth.number] = self.block
         self._references[key] = weakref.ref(storage, lambda _reference, key=key: self._died(key))  # type: ignore[misc]
         self._book(birth.number, n_bytes)
 
@@ -129,6 +144,22 @@ class StorageTracker(TorchDispatchMode):
         """Give where a tensor's storage came from, None where it is not counted."""
         return self.live.get(tensor.untyped_storage()._cdata)
 
+    def assign(self, tensors: Iterable[Tensor], block: int) -> None:
+        """Say that counted tensors belong to a block."""
+        for tensor in tensors:
+            birth = self.birth_of(tensor)
+            if birth is not None:
+                self.block_of[birth.number] = block
+
+    def _block_of(self, source: Any) -> int | None:
+        """Give the block of the first counted tensor of an argument list; one without any stays where work goes on."""
+        for item in source if isinstance(source, tuple | list) else (source,):
+            if isinstance(item, Tensor):
+                birth = self.live.get(item.untyped_storage()._cdata)
+                if birth is not None:
+                    return self.block_of.get(birth.number)
+        return self.block
+
     def _died(self, key: int) -> None:
         birth = self.live.pop(key)
         del self._references[key]
@@ -148,11 +179,12 @@ class StorageTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._op = str(func)
         if isinstance(result, Tensor):
-            self.add(result)
+            self.add(result, source=args)
         elif isinstance(result, tuple | list):
-            for item in result:
+            is_list = bool(args) and isinstance(args[0], tuple | list) and len(args[0]) == len(result)
+            for i, item in enumerate(result):
                 if isinstance(item, Tensor):
-                    self.add(item)
+                    self.add(item, source=args[0][i] if is_list else args)
                 elif isinstance(item, list | tuple):
                     for inner in item:
                         if isinstance(inner, Tensor):

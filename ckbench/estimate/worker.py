@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from ckbench.config import RunConfig
 from ckbench.errors import CkbenchError
 from ckbench.estimate.allocator import CachingAllocator
+from ckbench.estimate.chain import MIN_LAYERS, estimate_chain
+from ckbench.estimate.repeats import NotAChain
 from ckbench.estimate.replay import Replayed, replay
 from ckbench.estimates import Estimate
 from ckbench.records import PHASES
@@ -21,16 +23,26 @@ def serve(connection: Connection, text: str) -> None:
         warnings.simplefilter("ignore")  # about devices that are not there
         for config_data in request["configs"]:
             config = RunConfig.model_validate_json(json.dumps(config_data))
-            made = estimate(config, request["kind"], request["workspace_bytes"])
+            made = estimate(config, request["kind"], request["workspace_bytes"], request["method"])
             connection.send_bytes(json.dumps({"phase": json.dumps(vars(made))}).encode())
     connection.send_bytes(json.dumps({"done": len(request["configs"])}).encode())
     connection.close()
 
 
-def estimate(config: RunConfig, kind: str, workspace_bytes: int = 0) -> Estimate:
-    """Replay one trial in the semantics of ``cpu`` or ``cuda``; whatever stops it becomes the reason."""
+def estimate(config: RunConfig, kind: str, workspace_bytes: int = 0, method: str = "auto") -> Estimate:
+    """Estimate one trial in the semantics of ``cpu`` or ``cuda``; whatever stops it becomes the reason.
+
+    ``method``: ``replay`` runs the whole stack without data, ``chain`` a short one; ``auto`` takes the chain for deep
+    stacks, where it applies.
+    """
     label = config.strategy.label
     try:
+        if method == "chain" or (method == "auto" and (config.model.n_layers or 0) >= MIN_LAYERS):
+            try:
+                return estimate_chain(config, kind, workspace_bytes)
+            except NotAChain:
+                if method == "chain":
+                    raise
         replayed = replay(config, kind, workspace_bytes)
     except Exception as error:
         told = " / ".join(str(error).splitlines())
@@ -54,6 +66,8 @@ def figures_of(label: str, replayed: Replayed, kind: str) -> Estimate:
         peak_phase=steady["peak_phase"],
         peaks={phase: steady[f"peak_{phase}_bytes"] for phase in PHASES},
         n_parameters=replayed.described["n_parameters"],
+        host_bytes=replayed.host_bytes,
+        host_pinned_bytes=replayed.host_pinned_bytes,
     )
     if kind == "cuda":
         events = replayed.tracker.timeline.events

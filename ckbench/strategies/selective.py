@@ -19,7 +19,7 @@ ATTENTION = (
 """The fused kernels behind scaled_dot_product_attention. Its math path is plain operations, products among them."""
 EVERY_2ND = "every-2nd-matmul"
 WORDS = {"matmul": MATMUL, "attention": ATTENTION, EVERY_2ND: MATMUL}
-OPERATION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
+OPERATION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}(@[1-9]\d{0,5})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Selective:
     backward: L, of cheap operations only where the dear ones are kept.
 
     POLICY is matmul, attention, both joined by +, every-2nd-matmul (of two products one after the other the first is
-    kept, attention none), or operations by name, joined by + or as a list: ``aten.mm+aten.addmm``.
+    kept, attention none), or operations by name, joined by + or as a list: ``aten.mm+aten.addmm``. A single call of
+    an operation, counted from 1 in the order a block's forward runs them, is ``aten.mm@2``.
     Others say: selective activation checkpointing (SAC), torchtitan per-op.
     """
 
@@ -48,6 +49,8 @@ def read_policy(policy: str) -> tuple[tuple[str, ...], int]:
 
     >>> read_policy("aten.mm+aten.addmm")
     (('aten.addmm', 'aten.mm'), 1)
+    >>> read_policy("aten.mm@2+aten.addmm@1")
+    (('aten.addmm@1', 'aten.mm@2'), 1)
     """
     words = policy.split("+")
     ops: set[str] = set()
@@ -58,7 +61,7 @@ def read_policy(policy: str) -> tuple[tuple[str, ...], int]:
             ops.add(word)
         else:
             hint = registry.did_you_mean(word, WORDS)
-            raise PlanError(f"unknown policy {word!r}{hint} (or name operations, as in aten.mm+aten.addmm)")
+            raise PlanError(f"unknown policy {word!r}{hint} (or name operations, as in aten.mm+aten.addmm@2)")
     if EVERY_2ND in words and len(words) > 1:
         raise PlanError(f"{EVERY_2ND} stands alone: it counts every result that is kept, so nothing can be added to it")
     return tuple(sorted(ops)), 2 if EVERY_2ND in words else 1

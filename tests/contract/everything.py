@@ -52,6 +52,8 @@ ONLY_ON: dict[str, tuple[str, ...]] = {
     "core-attn": OF_OURS,
 }
 """Strategies that not every family can have, with the settings they are proven on."""
+FROM_ELSEWHERE = ("budget", "plan")
+"""Strategies whose plan is found or stored elsewhere; proven in tests/planner and in their own tests."""
 COMPILED = ("compile-budget",)
 """Strategies whose blocks are compiled, which takes seconds for each: proven in test_compile.py, not here."""
 
@@ -75,7 +77,7 @@ def all_specs() -> list[str]:
     """
     labels = []
     for name in registry.names("strategies"):
-        if name in COMPILED:
+        if name in (*COMPILED, *FROM_ELSEWHERE):
             continue
         needed = {field.name for field in fields(registry.load("strategies", name))}
         for arguments in ARGUMENTS.get(name, [{}]):

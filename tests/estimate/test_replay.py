@@ -220,3 +220,64 @@ def test_nothing_is_left_behind(tiny_run: MakeRun) -> None:
     replay(tiny_run("per-block", model={"dropout": 0.1}), "cpu")
     assert torch.get_rng_state is get_state
     del state
+
+
+def _host_measured(config: RunConfig) -> int:
+    from ckbench.engine.trial import Trial
+
+    trial = Trial(config, torch.device("cpu"))
+    trial.step(NoObserver())
+    return int(trial.count()["host_store_peak_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "train"),
+    [
+        ("offload", {}),
+        ("per-block+offload", {}),
+        ("none", {"optimizer_on_host": True}),
+        ("none", {"optimizer_on_host": True, "precision": "bf16-pure"}),
+        ("none", {"optimizer_on_host": True, "optimizer": "adafactor"}),
+        ("per-block+offload", {"optimizer_on_host": True}),
+    ],
+    ids=str,
+)
+def test_bytes_on_the_host_are_those_of_a_real_trial(tiny_run: MakeRun, spec: str, train: dict[str, Any]) -> None:
+    config = tiny_run(spec, train=train)
+    made = estimate(config, "cpu")
+    assert made.reason is None
+    assert made.host_bytes == _host_measured(config)
+    assert made.host_pinned_bytes is None, "beside a processor nothing is pinned"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
+def test_an_optimizer_on_the_host_holds_the_same_beside_cuda(tiny_run: MakeRun, optimizer: str, precision: str) -> None:
+    """Masters, gradients and state do not depend on the device that computes; on CUDA their buffers are pinned."""
+    config = tiny_run("none", train={"optimizer_on_host": True, "optimizer": optimizer, "precision": precision})
+    made = estimate(config, "cuda")
+    assert made.reason is None
+    assert made.host_bytes == _host_measured(config)
+    assert made.host_pinned_bytes is not None and made.host_bytes is not None
+    assert made.host_bytes <= made.host_pinned_bytes < 2 * made.host_bytes
+
+
+def test_what_stays_on_the_device_has_no_bytes_on_the_host(tiny_run: MakeRun) -> None:
+    for kind in ("cpu", "cuda"):
+        made = estimate(tiny_run("per-block"), kind)
+        assert made.host_bytes is None and made.host_pinned_bytes is None
+
+
+def test_a_product_copies_a_factor_that_is_only_expanded_on_cuda() -> None:
+    """The gradient of a sum of logits is one number, expanded to (S, V): cuBLAS cannot read that, and gets a copy."""
+    from ckbench.estimate.substitutes import aten, scratch_bytes
+
+    weight = torch.empty(5, 3, device="meta")
+    expanded = torch.empty((), device="meta").expand(7, 5)
+    assert scratch_bytes(aten.mm.default, (expanded, weight), {}) == 4 * 7 * 5
+    assert scratch_bytes(aten.addmm.default, (torch.empty(3), expanded, weight), {}) == 4 * 7 * 5
+    batch = torch.empty(2, 5, 7, device="meta")
+    for plain in (batch, batch.transpose(1, 2), batch[:, :, :4], batch[:, 1:3].transpose(1, 2), batch[:1]):
+        assert scratch_bytes(aten.bmm.default, (plain, batch), {}) == 0
+    assert scratch_bytes(aten.bmm.default, (batch[:, :, ::2], batch), {}) == 4 * 2 * 5 * 4
+    assert scratch_bytes(aten.bmm.default, (batch[0].expand(2, 5, 7), batch), {}) == 0

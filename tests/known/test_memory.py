@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import weakref
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from ckbench.devices.cuda import Cuda
 from ckbench.doubts import doubts
 from ckbench.engine.trial import NoObserver
 from ckbench.engine.worker import blank_record
+from ckbench.estimate.replay import replay as replay_without_data
 from ckbench.estimate.worker import estimate
 from ckbench.table import build
 from tests.known.conftest import Run
@@ -197,6 +199,31 @@ def test_mem_19_one_block_in_k_and_k_blocks_in_one_region_are_two_strategies() -
     assert spans == {"one-in-k:2": [(0, 1), (2, 3)], "every-k:2": [(0, 2), (2, 3)]}
 
 
+def _estimated_block_bytes(spec: str = "none", **size: object) -> int:
+    """Give what one block keeps in a CUDA step, replayed without data."""
+    kept = [
+        replay_without_data(config(spec, n_layers=n, optimizer="sgd", precision="fp16-pure", **size), "cuda")
+        for n in (2, 3)
+    ]
+    return int(kept[1].steady["saved_bytes"] - kept[0].steady["saved_bytes"])
+
+
+def test_mem_20_what_a_block_keeps_is_counted_and_formulas_are_compared_with_it() -> None:
+    """34 sbh + 5 a s s b bytes (arXiv 2205.05198): true of eager attention with dropout, and of nothing else."""
+    B, S, D, H = 2, 128, 64, 4
+    size = {"batch_size": B, "seq_len": S, "d_model": D, "n_heads": H, "vocab_size": 64}
+    formula = 34 * S * B * D + 5 * H * S * S * B
+    norms = 2 * 2 * 4 * B * S  # mean and reciprocal root of two norms in fp32, which the formula leaves out
+    left_out = norms + S * S  # and the causal mask
+    assert _estimated_block_bytes(**size, attention="eager", dropout=0.1) == formula + left_out
+    without_dropout = formula + left_out - 3 * H * S * S * B - 2 * S * B * D
+    assert _estimated_block_bytes(**size, attention="eager") == without_dropout
+    fused = _estimated_block_bytes(**size, dropout=0.1)
+    row_sums = 4 * B * H * S
+    assert 0 <= fused - (34 * S * B * D + norms + row_sums) < 0.001 * fused, "fused attention keeps nothing of S x S"
+    assert _estimated_block_bytes("core-attn", **size, attention="eager", dropout=0.1) < 0.5 * formula
+
+
 @pytest.mark.parametrize(("attention", "ratios"), [("auto", (2.00, 2.00)), ("eager", (2.41, 2.68))])
 def test_mem_23_fused_attention_is_linear_in_the_sequence(attention: str, ratios: tuple[float, float]) -> None:
     size = {"d_model": 64, "n_heads": 4, "attention": attention, "optimizer": "sgd"}
@@ -207,6 +234,13 @@ def test_mem_23_fused_attention_is_linear_in_the_sequence(attention: str, ratios
 
     kept = [of_a_block(seq_len) for seq_len in (64, 128, 256)]
     assert (kept[1] / kept[0], kept[2] / kept[1]) == pytest.approx(ratios, abs=0.005)
+
+
+@pytest.mark.parametrize(("attention", "is_linear"), [("auto", True), ("eager", False)])
+def test_mem_23_so_is_an_estimate_for_a_gpu(attention: str, is_linear: bool) -> None:
+    size = {"batch_size": 2, "d_model": 64, "n_heads": 4, "vocab_size": 64, "attention": attention}
+    kept = [_estimated_block_bytes(**size, seq_len=seq_len) for seq_len in (128, 256)]
+    assert (kept[1] / kept[0] == pytest.approx(2.0, abs=0.005)) is is_linear
 
 
 def test_mem_25_a_tied_embedding_is_counted_once() -> None:
@@ -298,3 +332,13 @@ def test_mem_29_compiled_and_eager_runs_are_apart_and_only_eager_ones_are_estima
     told = estimate(compiled, "cuda")
     assert told.peak_allocated_bytes is None
     assert told.reason == "what compiled blocks keep is decided by the compiler, which needs the device"
+
+
+def test_mem_36_pinned_buffers_take_the_next_power_of_two() -> None:
+    """Widths of 48: three quarters of a power of two, or 9/16 of one."""
+    size = {"d_model": 48, "n_heads": 4, "vocab_size": 64}
+    replayed = replay_without_data(config("none", **size, optimizer="sgd", optimizer_on_host=True), "cuda")
+    sizes = [4 * parameter.numel() for parameter in replayed.trial.module.parameters()]
+    assert replayed.host_bytes == 2 * sum(sizes), "masters and gradients"
+    assert replayed.host_pinned_bytes == 2 * sum(2 ** math.ceil(math.log2(n_bytes)) for n_bytes in sizes)
+    assert replayed.host_pinned_bytes > 1.3 * replayed.host_bytes

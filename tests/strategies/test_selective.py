@@ -31,6 +31,9 @@ def test_plan_by_hand(plan_of: PlanOf) -> None:
         ("matmul+aten.native_dropout", (*MATMUL, "aten.native_dropout"), 1),
         ("every-2nd-matmul", MATMUL, 2),
         ("aten.mm.default", ("aten.mm.default",), 1),
+        ("aten.mm@2", ("aten.mm@2",), 1),
+        ("aten.mm@2+aten.mm.default@1+aten.gelu", ("aten.mm@2", "aten.mm.default@1", "aten.gelu"), 1),
+        ("attention+aten.addmm@3", (*ATTENTION, "aten.addmm@3"), 1),
     ],
 )
 def test_policies(policy: str, ops: tuple[str, ...], every: int) -> None:
@@ -46,9 +49,12 @@ def test_a_list_in_yaml_is_the_same(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("matmull", "unknown policy 'matmull'; did you mean 'matmul'? (or name operations, as in aten.mm+aten.addmm)"),
-        ("mm", "unknown policy 'mm'; have: matmul, attention, every-2nd-matmul (or name operations, as in aten.mm+aten.addmm)"),
-        ("matmul+atention", "unknown policy 'atention'; did you mean 'attention'? (or name operations, as in aten.mm+aten.addmm)"),
+        ("matmull", "unknown policy 'matmull'; did you mean 'matmul'? (or name operations, as in aten.mm+aten.addmm@2)"),
+        ("mm", "unknown policy 'mm'; have: matmul, attention, every-2nd-matmul (or name operations, as in aten.mm+aten.addmm@2)"),
+        ("matmul+atention", "unknown policy 'atention'; did you mean 'attention'? (or name operations, as in aten.mm+aten.addmm@2)"),
+        ("aten.mm@0", "unknown policy 'aten.mm@0'; have: matmul, attention, every-2nd-matmul (or name operations, as in aten.mm+aten.addmm@2)"),
+        ("matmul@2", "unknown policy 'matmul@2'; did you mean 'matmul'? (or name operations, as in aten.mm+aten.addmm@2)"),
+        ("every-2nd-matmul+aten.mm@1", "every-2nd-matmul stands alone: it counts every result that is kept, so nothing can be added to it"),
         ("every-2nd-matmul+attention", "every-2nd-matmul stands alone: it counts every result that is kept, so nothing can be added to it"),
     ],
 )  # fmt: skip
@@ -56,6 +62,29 @@ def test_what_is_no_policy_is_told(plan_of: PlanOf, policy: str, said: str) -> N
     with pytest.raises(PlanError) as told:
         plan_of(f"selective:{policy}", 2)
     assert str(told.value) == said
+
+
+@pytest.mark.parametrize("written", ["selective:aten.mm@2+aten.addmm@1", "selective:aten.mm@2+aten.addmm@1#2"])
+def test_single_calls_are_written_and_read_alike(written: str) -> None:
+    """The mark of a call is another than the mark of a repeat."""
+    spec = specs.parse(written)
+    assert spec.label == written and specs.parse(spec.label) == spec
+    assert spec.params == {"policy": "aten.mm@2+aten.addmm@1"}
+    assert spec == specs.parse({"name": "selective", "policy": ["aten.mm@2", "aten.addmm@1"]}).model_copy(
+        update={"repeat": spec.repeat}
+    )
+
+
+def test_single_calls_need_a_region_where_they_can_be_counted() -> None:
+    with pytest.raises(PlanError, match="^single calls are kept in a region inside one block, where they can be"):
+        Region(start=0, stop=2, save_ops=("aten.mm@2",))
+    with pytest.raises(PlanError, match="^save_every counts results, and single calls are counted already; drop one$"):
+        Region(start=0, stop=1, save_ops=("aten.mm", "aten.addmm@1"), save_every=2)
+    with pytest.raises(PlanError, match="^operation 'aten.mm@x': after @ comes the number of the call, from 1, as in"):
+        Region(start=0, stop=1, save_ops=("aten.mm@x",))
+    inside = Region(start=0, stop=1, save_ops=("aten.mm@2",))
+    assert Region(start=0, stop=4, children=(inside,)).children == (inside,)
+    assert Region(start=0, stop=1, part="ffn", save_ops=("aten.mm@2",)).save_ops == ("aten.mm@2",)
 
 
 def test_a_policy_is_needed() -> None:

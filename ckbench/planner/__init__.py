@@ -1,0 +1,1 @@
+"""From a memory budget to the fastest plan that fits it."""

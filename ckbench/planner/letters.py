@@ -1,0 +1,95 @@
+"""The ways to run a span of blocks that a planner chooses among, and what each takes in time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+
+from ckbench.plan import Region
+from ckbench.planner.costs import StepCosts, rerun_s, tail_s
+from ckbench.planner.operations import StepOperations, selective_sets
+
+SELECTIVE_POINTS = 6
+"""Choices of kept operations per kind of block."""
+SEGMENTS = (2, 3, 4)
+"""Blocks of a region over several blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """A way to run ``n_blocks`` blocks: plainly (None, one block), or under a region that begins at block 0."""
+
+    n_blocks: int
+    region: Region | None
+
+    def at(self, start: int) -> Region | None:
+        """Give the region for a span that begins at block ``start``."""
+        return None if self.region is None else _moved(self.region, start)
+
+    @property
+    def name(self) -> str:
+        """Say in a word or two what happens in the span."""
+        region = self.region
+        if region is None:
+            return "save"
+        if region.save_ops:
+            return "keep " + "+".join(op.removeprefix("aten.") for op in region.save_ops)
+        if self.n_blocks == 1:
+            return "recompute"
+        return f"{'nested' if region.children else 'segment'} {self.n_blocks}"
+
+
+PLAIN = Letter(n_blocks=1, region=None)
+FULL = Letter(n_blocks=1, region=Region(start=0, stop=1))
+
+
+def letters(operations: StepOperations, costs: StepCosts, n_layers: int, *, spans: bool, exact: bool) -> list[Letter]:
+    """Give the ways worth trying: plain, recomputed, the trade-off points of every kind of block, spans, nested spans.
+
+    ``spans``: whether a region may cover several blocks of this model. ``exact``: all lengths of spans rather than one.
+    """
+    found = [PLAIN, FULL]
+    for kind in {id(block): i for i, block in enumerate(operations.blocks)}.values():
+        for chosen in selective_sets(operations.blocks[kind], costs.blocks[kind].op_s, SELECTIVE_POINTS):
+            if chosen.save_ops:
+                found.append(Letter(n_blocks=1, region=Region(start=0, stop=1, save_ops=chosen.save_ops)))
+    if spans:
+        root = isqrt(n_layers)
+        for k in SEGMENTS if exact else SEGMENTS[:1]:
+            found.append(Letter(n_blocks=k, region=Region(start=0, stop=k)))
+        for k in sorted({*(SEGMENTS if exact else SEGMENTS[-1:]), *((root,) if exact and root > SEGMENTS[-1] else ())}):
+            inner = tuple(Region(start=i, stop=i + 1) for i in range(k))
+            found.append(Letter(n_blocks=k, region=Region(start=0, stop=k, children=inner)))
+    return [letter for letter in dict.fromkeys(found) if letter.n_blocks <= n_layers]
+
+
+def extra_s(letter: Letter, start: int, operations: StepOperations, costs: StepCosts) -> float:
+    """Give the seconds that the backward of a span takes beyond that of kept blocks, early stop included."""
+    if letter.region is None:
+        return 0.0
+    return _region_s(_moved(letter.region, start), operations, costs)
+
+
+def _region_s(region: Region, operations: StepOperations, costs: StepCosts) -> float:
+    """Add up a region's replay and those of its children.
+
+    The replay runs every item forward once; of a last block early stop skips the tail, a last child it never starts.
+    """
+    if region.n_blocks == 1 and not region.children:
+        return rerun_s(costs.blocks[region.start], operations.blocks[region.start], region.save_ops)
+    items = region.items()
+    last = items[-1]
+    total = sum(_forward_s(item, costs) for item in items[:-1])
+    if not isinstance(last, Region):
+        total += costs.blocks[last].forward_s - tail_s(costs.blocks[last], operations.blocks[last])
+    own_s = costs.blocks[region.start].region_s
+    return total + own_s + sum(_region_s(child, operations, costs) for child in region.children)
+
+
+def _forward_s(item: Region | int, costs: StepCosts) -> float:
+    blocks: Sequence[int] = range(item.start, item.stop) if isinstance(item, Region) else (item,)
+    return sum(costs.blocks[block].forward_s for block in blocks)
+
+
+def _moved(region: Region, by: int) -> Region:
+    children = tuple(_moved(child, by) for child in region.children)
+    return replace(region, start=region.start + by, stop=region.stop + by, children=children)

@@ -1,0 +1,251 @@
+"""Find the fastest plan that fits a budget: probe the trial in a child, solve, check the answer by its replay."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckbench.cards import read_budget, workspace_bytes
+from ckbench.config import RunConfig, digest
+from ckbench.errors import NothingFits, PlanError
+from ckbench.estimates import Estimate
+from ckbench.launch import Launcher, enter_child
+from ckbench.plan import Plan
+from ckbench.planner.chain import Chain, Item
+from ckbench.planner.solve import Solution, floor, front, owner, solve
+from ckbench.planner.wire import unpack
+from ckbench.units import format_bytes
+
+TIMEOUT_S = 3600.0
+MAX_TRIES = 6
+"""Solutions tried until the replayed peak, which knows the allocator, is within the budget."""
+MAX_REPLAYED = 128
+"""Deepest stack whose plan is replayed; deeper ones are predicted by the chain alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """A trial's chain, and where its seconds are from."""
+
+    chain: Chain
+    source: str
+    left_out: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class Planned:
+    """The answer for one budget."""
+
+    budget_bytes: int
+    plan: Plan
+    items: tuple[Item, ...]
+    peak_bytes: int
+    """Predicted need: on CUDA by the allocator, the first step included."""
+    chain_peak_bytes: int
+    """The chain model's peak, before the allocator rounds."""
+    slowdown_ratio: float
+    """Predicted step time against keeping everything."""
+    plain_s: float
+    """Predicted step time of keeping everything, seconds; only its ratios mean something under a roofline."""
+    floor_bytes: int
+    owner: str
+    floor_owner: str
+    proven_optimal: bool
+    gap: float
+    method: str
+    source: str
+    is_replayed: bool
+    estimate: Estimate | None = None
+    cheaper: Solution | None = None
+    faster: Solution | None = None
+    left_out: tuple[str, ...] = field(default=())
+
+
+class Planner:
+    """Plans for trials of one kind of device; what a trial's blocks come to is probed once.
+
+    ``costs`` says where seconds come from: ``auto`` measures where the device is there and counts through a card's
+    peaks elsewhere, ``measured``, or the name of a card. ``records`` of the same model and step are taken instead.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        launcher: Launcher,
+        *,
+        card: str | None = None,
+        costs: str = "auto",
+        records: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.launcher = launcher
+        self.card = card
+        self.costs = costs
+        self.records = records
+        self._probed: dict[str, Probed] = {}
+        self._plans: dict[str, dict[str, Any]] = {}
+
+    def decides(self, config: RunConfig) -> bool:
+        """Tell whether a config's strategy leaves its plan to the planner, and has none yet."""
+        return config.strategy.name == "budget" and config.plan is None
+
+    def probed(self, config: RunConfig) -> Probed:
+        """Give the chain of a config's model and step, whatever its strategy. Raises PlanError with the reason."""
+        key = digest(config.model_dump(mode="json", include={"model", "train"}))
+        if key not in self._probed:
+            answer = self._ask(config, "probe")
+            self._probed[key] = Probed(
+                chain=unpack(answer), source=answer["source"], left_out=tuple(answer["left_out"])
+            )
+        return self._probed[key]
+
+    def budget_of(self, config: RunConfig, text: str) -> int:
+        """Read a budget for a config, a share of none's peak included."""
+        is_share = text.strip().endswith("%")
+        return read_budget(text, self._plain_peak(config) if is_share else None)
+
+    def planned(self, config: RunConfig) -> RunConfig:
+        """Give a config of the strategy ``budget`` with its plan, and any other as it is.
+
+        Raises NothingFits naming the least budget that would do, and PlanError where the trial cannot be planned.
+        """
+        if not self.decides(config):
+            return config
+        key = config.configuration_id()
+        if key not in self._plans:
+            size = str(config.strategy.params["size"])
+            self._plans[key] = self.plan(config, self.budget_of(config, size)).plan.to_json()
+        return config.model_copy(update={"plan": self._plans[key]})
+
+    def plan(self, config: RunConfig, budget_bytes: int) -> Planned:
+        """Find the fastest plan whose peak is within a budget, and check its peak by a replay.
+
+        Raises NothingFits naming the least budget that would do, and PlanError where the trial cannot be planned.
+        """
+        probed = self.probed(config)
+        chain = probed.chain
+        least = floor(chain)
+        room = budget_bytes
+        for _ in range(MAX_TRIES):
+            solution = solve(chain, room)
+            if solution.items is None:
+                raise self._nothing(config, chain, budget_bytes)
+            estimate = self._replayed(config, plan_of(chain, solution.items))
+            peak = solution.peak_bytes if estimate is None else estimate.needed_bytes()
+            assert peak is not None and solution.peak_bytes is not None and solution.extra_s is not None
+            if peak <= budget_bytes:
+                break
+            if solution.peak_bytes == least.peak_bytes:
+                raise self._nothing(config, chain, budget_bytes)
+            room = max(least.peak_bytes, solution.peak_bytes - (peak - budget_bytes))
+        else:
+            raise PlanError(f"the allocator's rounding keeps every plan tried above {format_bytes(budget_bytes)}")
+        points = front(chain)
+        return Planned(
+            budget_bytes=budget_bytes,
+            plan=plan_of(chain, solution.items),
+            items=solution.items,
+            peak_bytes=peak,
+            chain_peak_bytes=solution.peak_bytes,
+            slowdown_ratio=1 + solution.extra_s / chain.plain_s,
+            plain_s=chain.plain_s,
+            floor_bytes=least.peak_bytes,
+            owner=owner(chain, solution.items),
+            floor_owner=least.owner,
+            proven_optimal=solution.proven_optimal,
+            gap=solution.gap,
+            method=solution.method,
+            source=probed.source,
+            is_replayed=estimate is not None,
+            estimate=estimate,
+            cheaper=_neighbour(points, solution, cheaper=True),
+            faster=_neighbour(points, solution, cheaper=False),
+            left_out=probed.left_out,
+        )
+
+    def _plain_peak(self, config: RunConfig) -> int:
+        chain = self.probed(config).chain
+        plain = [next(item for item in items if item.region is None) for items in chain.items]
+        estimate = self._replayed(config, plan_of(chain, plain))
+        needed = None if estimate is None else estimate.needed_bytes()
+        return chain.peak_bytes(plain) if needed is None else needed
+
+    def _nothing(self, config: RunConfig, chain: Chain, budget_bytes: int) -> NothingFits:
+        """Say what the least budget is that would do."""
+        least = floor(chain)
+        solution = solve(chain, least.peak_bytes)
+        estimate = None if solution.items is None else self._replayed(config, plan_of(chain, solution.items))
+        needed = max(least.peak_bytes, (estimate.needed_bytes() if estimate is not None else None) or 0)
+        error = NothingFits(
+            f"no plan fits {format_bytes(budget_bytes)}; the least budget that would do is {format_bytes(needed)} "
+            f"({needed} bytes), its peak is in {told_owner(least.owner)}; {advice(least.owner)}"
+        )
+        error.least_bytes = needed
+        return error
+
+    def _replayed(self, config: RunConfig, plan: Plan) -> Estimate | None:
+        if plan.n_layers > MAX_REPLAYED:
+            return None
+        answer = self._ask(config, "check", plan=plan.to_json())
+        return Estimate(**answer)
+
+    def _ask(self, config: RunConfig, task: str, **more: Any) -> dict[str, Any]:
+        bare = config.model_copy(update={"plan": None})
+        request = {
+            "task": task,
+            "config": bare.model_dump(mode="json"),
+            "kind": self.kind,
+            "workspace_bytes": workspace_bytes(self.card) if self.kind == "cuda" else 0,
+            "card": self.card,
+            "costs": self.costs,
+            "records": self.records,
+            **more,
+        }
+        answer, process, tail = self.launcher.converse(_entry, json.dumps(request), TIMEOUT_S, lambda _text: None)
+        if answer is None:
+            last = tail.strip().splitlines()[-1][:200] if tail.strip() else f"exit code {process.exitcode}"
+            raise PlanError(f"the planner's process ended: {last}")
+        if "reason" in answer and answer.get("reason") is not None:
+            raise PlanError(f"cannot plan this trial: {answer['reason']}")
+        return answer
+
+
+def _entry(connection: Any, text: str, log: str) -> None:
+    enter_child(connection, log)
+    from ckbench.estimate.probing import serve
+
+    serve(connection, text)
+
+
+def plan_of(chain: Chain, items: Sequence[Item]) -> Plan:
+    """Make the plan that runs these items."""
+    return Plan(n_layers=chain.n_blocks, regions=tuple(item.region for item in items if item.region is not None))
+
+
+def _neighbour(points: Sequence[Solution], solution: Solution, *, cheaper: bool) -> Solution | None:
+    """Give the next point of the front with less peak, or with less time; None at its end."""
+    assert solution.peak_bytes is not None and solution.extra_s is not None
+    if cheaper:
+        below = [p for p in points if p.peak_bytes is not None and p.peak_bytes < solution.peak_bytes]
+        return max(below, key=lambda p: p.peak_bytes or 0, default=None)
+    quicker = [p for p in points if p.extra_s is not None and p.extra_s < solution.extra_s * (1 - 1e-9)]
+    return max(quicker, key=lambda p: p.extra_s or 0.0, default=None)
+
+
+def told_owner(line: str) -> str:
+    """Say a line of the chain in words."""
+    return "embedding or optimizer" if line == "fixed" else line
+
+
+def advice(line: str) -> str:
+    """Say what lowers a peak that no plan lowers."""
+    if line == "head and loss":
+        return (
+            "a chunked loss (train.loss: chunked_cross_entropy), a smaller batch or vocabulary lowers it, no plan does"
+        )
+    if line == "fixed":
+        return (
+            "an optimizer with less state (adamw-8bit, adafactor), optimizer_in_backward or optimizer_on_host lowers "
+            "it, no plan does"
+        )
+    return "a smaller batch or sequence lowers it; or free gradients early (optimizer_in_backward)"
