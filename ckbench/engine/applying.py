@@ -11,12 +11,10 @@ from torch import nn
 
 from ckbench.engine.checkpointing import AppliedPlan
 from ckbench.errors import PlanError
-from ckbench.models._locate import find_blocks
+from ckbench.models._locate import find_blocks, locate
 from ckbench.models.base import BuiltModel
 from ckbench.plan import Plan
 from ckbench.planfile import plan_of_data, read_plan
-
-    from ckbench.models.base import BuiltModel
 
 _in_force: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
@@ -24,7 +22,7 @@ _in_force: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 class Applied:
     """A plan in force on a model; as a context manager it ends with the block."""
 
-    def __init__(self, plan: Plan, blocks: str, built: "BuiltModel") -> None:
+    def __init__(self, plan: Plan, blocks: str, built: BuiltModel) -> None:
         self.plan = plan
         self.blocks = blocks
         """Path of the list of blocks inside the model."""
@@ -52,10 +50,6 @@ class Applied:
         """Run the first training pass once more before it, without gradients and without the plan: does each block's
         output go straight into the next block, and nowhere else? A region over several blocks hands nothing else on.
         """
-        import torch
-
-        from ckbench.models._locate import locate
-
         if not torch.is_grad_enabled():
             return
         self.remove()
@@ -72,10 +66,8 @@ class Applied:
         self.remove()
 
 
-def _apply(built: "BuiltModel", plan: Plan) -> AppliedPlan:
+def _apply(built: BuiltModel, plan: Plan) -> AppliedPlan:
     """Apply a plan where no step of ours says when backward runs."""
-    from ckbench.engine.checkpointing import AppliedPlan
-
     applied = AppliedPlan(built, plan)
     counts = applied.counts
     entered = counts.enter_block
@@ -108,9 +100,6 @@ def apply_plan(
     Raises PlanError where the plan is for another number of blocks, cannot be read, or covers parts of blocks, which
     only ckbench's own runs can find; ConfigError where no blocks are found.
     """
-    from ckbench.models._locate import find_blocks
-    from ckbench.models.base import BuiltModel
-
     if isinstance(plan, str | os.PathLike):
         plan = read_plan(Path(plan))
     elif isinstance(plan, Mapping):
