@@ -212,8 +212,8 @@ def _plot(path: Path, found: list[dict[str, Any]]) -> None:
     names = {
         "S01": "GPT-2",
         "S02": "ViT-L",
-        "S03": "BERT-large\nNVML",
-        "S04a": "GPT-2 large",
+        "S03": "BERT\nlarge",
+        "S04a": "GPT-2\nlarge",
         "S15": "layers",
         "R01": "ratios",
         "R07": "ratios",

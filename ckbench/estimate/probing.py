@@ -92,7 +92,8 @@ def _costs(config: RunConfig, request: dict[str, Any], operations: StepOperation
     if wanted == "measured" or (wanted == "auto" and (kind == "cpu" or torch.cuda.is_available())):
         run = config.run.model_copy(update={"device": kind})
         return measured(config.model_copy(update={"run": run}), operations)
-    return roofline(operations, request["card"] or DEFAULT_CARD, config.train.precision)
+    named = request["card"] if wanted in ("auto", "measured") else wanted
+    return roofline(operations, named or DEFAULT_CARD, config.train.precision)
 
 
 def check(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def name_modules(tracker: StorageTracker, trial: Trial) -> None:
         tracker.where = names[module]
 
     def leave(_module: Any, _args: Any, _output: Any) -> None:
-        tracker.where = stack.pop()
+        tracker.where = stack.pop() if stack else ""  # a library's own recomputation may leave what it never entered
 
     stack: list[str] = []
     for module in names:

@@ -73,8 +73,8 @@ def test_what_cannot_fit_is_warned_of_or_not_started(study: Run, monkeypatch: py
 
     real_init = forecast.Forecast.__init__
 
-    def with_total(self: forecast.Forecast, device: dict[str, Any], launcher: Any) -> None:
-        real_init(self, device, launcher)
+    def with_total(self: forecast.Forecast, device: dict[str, Any], launcher: Any, planner: Any = None) -> None:
+        real_init(self, device, launcher, planner)
         self.total_bytes = 1
 
     monkeypatch.setattr(forecast.Forecast, "__init__", with_total)

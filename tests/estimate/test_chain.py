@@ -59,7 +59,9 @@ STEPS: dict[str, dict[str, Any]] = {
 def config_of(tiny_run: MakeRun, model: str, spec: str, step: str, n_layers: int = L, **train: Any) -> RunConfig:
     settings = dict(MODELS[model])
     loss = {"loss": "mse"} if model == "without head" else {}
-    return tiny_run(spec, model={"d_model": 16, "n_layers": n_layers, **settings}, train={**STEPS[step], **loss, **train})
+    return tiny_run(
+        spec, model={"d_model": 16, "n_layers": n_layers, **settings}, train={**STEPS[step], **loss, **train}
+    )
 
 
 def differences(config: RunConfig, kind: str, plan: Plan | None = None) -> list[str]:
