@@ -75,7 +75,7 @@ def _kind(device: str | None) -> str:
 
 
 def _planner(kind: str, costs: str, budget: str | None) -> Any:
-    """Give a planner for the card that the costs or the budget name."""
+    """Give a planner for the card that the budget names, or else the costs."""
     from ckbench import store
     from ckbench.cards import CARDS_MIB, card_bytes
     from ckbench.errors import ConfigError
@@ -89,7 +89,7 @@ def _planner(kind: str, costs: str, budget: str | None) -> Any:
         elif card_bytes(costs)[0] not in CARDS_MIB:
             raise CkbenchError(f"--costs {costs!r}: auto, measured, the name of a card, or a results folder")
     card = None
-    for text in (costs, budget):
+    for text in (budget, costs):  # the budget's is the one it runs on
         try:
             name = card_bytes(text)[0] if text else None
         except ConfigError:
@@ -144,18 +144,24 @@ def _planned(
         }
         planfile.write_plan(save, found.plan, made_for)
         output.tell(f"plan: {clean(str(save))}")
-    if format_ == "json":
-        output.write(json.dumps(planning_text.as_json(found), indent=1) + "\n")
-    else:
+    if format_ != "json":
         output.write(planning_text.draw(found))
-    if verify:
-        _verify(file, f"budget:{budget_bytes}", planner, found, device, out, set_)
+    measured = _verified(file, f"budget:{budget_bytes}B", planner, device, out, set_) if verify else None
+    if format_ == "json":
+        output.write(json.dumps(planning_text.as_json(found) | {"measured": measured}, indent=1) + "\n")
+    elif measured is not None:
+        peak, ratio = measured["peak_allocated_bytes"], measured["slowdown_ratio"]
+        within = "within" if peak <= found.budget_bytes else "ABOVE"
+        output.write(
+            f"measured  peak {format_bytes(peak)} ({peak - found.peak_bytes:+d} bytes), {within} the budget;\n"
+            f"          step time {'n/a' if ratio is None else f'{ratio:.3f}'} times that of none\n"
+        )
 
 
-def _verify(
-    file: Path, label: str, planner: Any, found: Any, device: str | None, out: Path, set_: list[str] | None
-) -> None:
-    """Measure the plan beside none, and say how the prediction stands."""
+def _verified(
+    file: Path, label: str, planner: Any, device: str | None, out: Path, set_: list[str] | None
+) -> dict[str, Any]:
+    """Measure the plan beside none; give what the prediction is about, the first step's peak included."""
     from ckbench import study
     from ckbench.compare import compare
     from ckbench.progress import watcher
@@ -169,12 +175,8 @@ def _verify(
     row = rows[label]
     if row["status"] != "ok":
         raise CkbenchError(f"measured: {row['status']}: {row['message']}")
-    peak, ratio = row["peak_allocated_bytes"], row["slowdown_ratio"]
-    within = "within" if peak <= found.budget_bytes else "ABOVE"
-    output.write(
-        f"measured  peak {format_bytes(peak)} ({peak - found.peak_bytes:+d} bytes), {within} the budget; "
-        f"step time {'n/a' if ratio is None else f'{ratio:.3f}'} times that of none\n"
-    )
+    peaks = [row[key] for key in ("peak_allocated_bytes", "first_step_peak_bytes") if row[key] is not None]
+    return {"peak_allocated_bytes": max(peaks), **{key: row[key] for key in ("slowdown_ratio", "parity")}}
 
 
 def _measured_strategies(

@@ -7,9 +7,11 @@ from typing import Any
 
 from ckbench.compare import Row
 from ckbench.config import MAX_LAYERS, RunConfig, StrategySpec
-from ckbench.errors import ConfigError, NothingFits
+from ckbench.errors import ConfigError, NothingFits, PlanError
 from ckbench.estimating import estimate_configs
+from ckbench.forecast import planner_for
 from ckbench.launch import Launcher
+from ckbench.planning import Planner
 from ckbench.records import Record
 from ckbench.session import Job, Session, measure_job, open_store, open_study_device, store_record
 from ckbench.study import Study
@@ -40,7 +42,7 @@ class Found:
     next_size: int | None
     """None where the axis itself ended."""
     next_bytes: int | None
-    """None where the next size ran out of memory."""
+    """None where the next size ran out of memory, or no plan fits it."""
     n_trials: int
 
 
@@ -130,8 +132,13 @@ def find_largest(
     if budget_bytes is None and kind != "cuda":
         raise ConfigError("without a GPU memory has no end of its own; give --budget, for example --budget 2GiB")
 
+    planner = planner_for(device, launcher)
+
     def weigh(config: RunConfig) -> int | None:
-        record = launcher.run(_briefly(config), 0, lambda phase: None)
+        planned = _planned(planner, config)
+        if planned is None:
+            return None
+        record = launcher.run(_briefly(planned), 0, lambda phase: None)
         if record.status not in ("ok", *NEEDS_ROOM):
             raise ConfigError(f"ended {record.status}: {record.message}")
         return needed_bytes(record)
@@ -143,7 +150,8 @@ def find_largest(
             found, failure = search.run(spec)
             record = None
             if found.size and failure is None:
-                job = Job(config=search.config(spec, found.size), round=0, aliases=(), place=f"{axis} {found.size}")
+                config = planner.planned(search.config(spec, found.size))
+                job = Job(config=config, round=0, aliases=(), place=f"{axis} {found.size}")
                 record = measure_job(job, order, session, launcher, lambda phase: None)
                 store_record(record, session, results)
             answers.append(Answer(strategy=spec.label, found=found, record=record, failure=failure))
@@ -166,8 +174,13 @@ def estimate_largest(
     Raises ConfigError where a strategy cannot be estimated, and as ``find_largest``.
     """
 
+    planner = Planner(kind, launcher, card=card)
+
     def weigh(config: RunConfig) -> int | None:
-        (made,) = estimate_configs([config], kind, launcher, card, lambda _made: None)
+        planned = _planned(planner, config)
+        if planned is None:
+            return None
+        (made,) = estimate_configs([planned], kind, launcher, card, lambda _made: None)
         if made.reason is not None:
             raise ConfigError(f"cannot be estimated: {made.reason}")
         known = [n for n in (made.peak_reserved_bytes, made.needed_bytes()) if n is not None]
@@ -179,6 +192,16 @@ def estimate_largest(
         found, failure = search.run(spec)
         answers.append(Answer(strategy=spec.label, found=found, record=None, failure=failure))
     return _some_fit(answers, axis)
+
+
+def _planned(planner: Planner, config: RunConfig) -> RunConfig | None:
+    """Give a config with the planner's plan where it needs one; None where no plan fits the strategy's own budget."""
+    try:
+        return planner.planned(config)
+    except NothingFits:
+        return None
+    except PlanError as error:
+        raise ConfigError(str(error)) from None
 
 
 class _Search:
@@ -234,7 +257,7 @@ class _Search:
                 needed = self.weigh(self.config(spec, size))
             except ConfigError as error:
                 raise ConfigError(f"{self.axis} {size} {error}") from None
-            verdict = "ran out of memory" if needed is None else f"needs {format_bytes(needed)}"
+            verdict = "does not fit" if needed is None else f"needs {format_bytes(needed)}"
             self.tell(f"{spec.label}: {self.axis} {size} {verdict}")
             return needed
 

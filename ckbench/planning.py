@@ -20,7 +20,7 @@ TIMEOUT_S = 3600.0
 MAX_TRIES = 6
 """Solutions tried until the replayed peak, which knows the allocator, is within the budget."""
 MAX_REPLAYED = 128
-"""Deepest stack whose plan is replayed; deeper ones are predicted by the chain alone."""
+"""Deepest stack whose plan is replayed; of deeper ones the short stack of the chain model is, where it is no deeper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ class Planner:
 
     def budget_of(self, config: RunConfig, text: str) -> int:
         """Read a budget for a config, a share of none's peak included."""
+        read_budget(text, 1)  # what is wrong with it is said before anything is probed
         is_share = text.strip().endswith("%")
         return read_budget(text, self._plain_peak(config) if is_share else None)
 
@@ -184,10 +185,13 @@ class Planner:
         return error
 
     def _replayed(self, config: RunConfig, plan: Plan) -> Estimate | None:
-        if plan.n_layers > MAX_REPLAYED:
-            return None
-        answer = self._ask(config, "check", plan=plan.to_json())
-        return Estimate(**answer)
+        """Give the estimate of a plan; None for one that is too deep and too varied even for the chain model."""
+        try:
+            return Estimate(**self._ask(config, "check", plan=plan.to_json(), limit=MAX_REPLAYED))
+        except PlanError:
+            if plan.n_layers > MAX_REPLAYED:
+                return None
+            raise
 
     def _ask(self, config: RunConfig, task: str, **more: Any) -> dict[str, Any]:
         bare = config.model_copy(update={"plan": None})

@@ -107,6 +107,8 @@ def _from_mapping(items: dict[str, Any]) -> StrategySpec:
         raise ConfigError("none with offload is the strategy offload; write that")
     if name == "none" and options:
         raise ConfigError(f"strategy none recomputes nothing, so {', '.join(sorted(options))} has no effect")
+    if options and not getattr(registry.load("strategies", name), "takes_options", True):
+        raise ConfigError(f"strategy {name} decides all of its plan, so {', '.join(sorted(options))} has no effect")
     explicit = {key: value for key, value in options.items() if value != DEFAULTS[key]}
     return StrategySpec(name=name, params={key: params[key] for key in known}, options=explicit)
 
@@ -185,9 +187,5 @@ def resolve(spec: StrategySpec, stack: StackShape) -> Plan:
     plan = replace(plan, offload=plan.offload or options["offload"])
     if not plan.regions:
         return plan
-    return replace(
-        plan,
-        early_stop=options["early_stop"],
-        preserve_rng=options["preserve_rng"],
-        reentrant=options["reentrant"],
-    )
+    asked = {key: value for key, value in spec.options.items() if key in ("early_stop", "preserve_rng", "reentrant")}
+    return replace(plan, **asked)  # type: ignore[arg-type]

@@ -9,7 +9,10 @@ import torch
 
 from ckbench.config import RunConfig
 from ckbench.errors import CkbenchError
+from ckbench.estimate.chain import estimate_chain
 from ckbench.estimate.profile import Profiler, Tile
+from ckbench.estimate.repeats import NotAChain, shorten
+from ckbench.estimate.replay import replay
 from ckbench.estimate.timed import measured
 from ckbench.estimate.traced import trace_step
 from ckbench.estimate.worker import figures_of
@@ -97,9 +100,14 @@ def _costs(config: RunConfig, request: dict[str, Any], operations: StepOperation
 
 
 def check(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:
-    """Replay the trial under a plan and give its estimate."""
-    from ckbench.estimate.replay import replay
+    """Replay the trial under a plan and give its estimate; one deeper than ``limit`` by the chain model.
 
-    plan = plan_from_json(request["plan"])
+    Raises NotAChain where not even its short stack is within the limit.
+    """
+    plan, limit = plan_from_json(request["plan"]), request["limit"]
+    if plan.n_layers > limit:
+        if shorten(plan).plan.n_layers > limit:
+            raise NotAChain(f"too deep and too varied to replay: {plan.n_layers} blocks")
+        return vars(estimate_chain(config, request["kind"], request["workspace_bytes"], plan))
     replayed = replay(config, request["kind"], request["workspace_bytes"], plan=plan)
     return vars(figures_of(config.strategy.label, replayed, request["kind"]))

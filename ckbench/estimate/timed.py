@@ -263,16 +263,25 @@ def _overheads(
     def beyond(kept: dict[int, tuple[str, ...]]) -> float:
         regions = tuple(Region(start=i, stop=i + 1, save_ops=save_ops) for i, save_ops in sorted(kept.items()))
         pieces = _pieces_of(trial, Plan(n_layers=len(kept), regions=regions), stamps, n_repeats)
-        extra_s = [
-            pieces[f"forward {i}"] + pieces.get(f"replay {i}", 0.0)
-            - blocks[i].forward_s - rerun_s(blocks[i], traced[i], kept[i])
-            for i in kept
-        ]  # fmt: skip
+        extra_s = []
+        for alike in _alike(traced):
+            # The shortest of all equal blocks on both sides, else noise would count as overhead.
+            took_s = sum(min(pieces.get(f"{piece} {i}", 0.0) for i in alike) for piece in ("forward", "replay"))
+            i = alike[0]
+            extra_s.append(took_s - blocks[i].forward_s - rerun_s(blocks[i], traced[i], kept[i]))
         return max(0.0, sum(extra_s) / len(extra_s))
 
     region_s = beyond(dict.fromkeys(traced, ()))
     kept = {place: _middle_set(block, blocks[place]) for place, block in traced.items()}
     return region_s, max(0.0, beyond(kept) - region_s) if all(kept.values()) else 0.0
+
+
+def _alike(traced: dict[int, BlockOperations]) -> list[list[int]]:
+    """Group places by the trace that their blocks share."""
+    groups: dict[int, list[int]] = {}
+    for place, operations in traced.items():
+        groups.setdefault(id(operations), []).append(place)
+    return list(groups.values())
 
 
 def _middle_set(operations: BlockOperations, costs: BlockCosts) -> tuple[str, ...]:

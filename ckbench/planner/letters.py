@@ -73,6 +73,7 @@ def _region_s(region: Region, operations: StepOperations, costs: StepCosts) -> f
     """Add up a region's replay and those of its children.
 
     The replay runs every item forward once; of a last block early stop skips the tail, a last child it never starts.
+    What a region takes besides is paid per saved tensor for the most part, so every block in it takes its own.
     """
     if region.n_blocks == 1 and not region.children:
         return rerun_s(costs.blocks[region.start], operations.blocks[region.start], region.save_ops)
@@ -81,7 +82,8 @@ def _region_s(region: Region, operations: StepOperations, costs: StepCosts) -> f
     total = sum(_forward_s(item, costs) for item in items[:-1])
     if not isinstance(last, Region):
         total += costs.blocks[last].forward_s - tail_s(costs.blocks[last], operations.blocks[last])
-    own_s = costs.blocks[region.start].region_s
+    plain = [item for item in items if not isinstance(item, Region)] or [region.start]
+    own_s = sum(costs.blocks[block].region_s for block in plain)
     return total + own_s + sum(_region_s(child, operations, costs) for child in region.children)
 
 

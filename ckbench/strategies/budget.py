@@ -1,6 +1,7 @@
 """budget:SIZE: the fastest plan whose peak fits a budget, as the planner finds it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ckbench.cards import read_budget
 from ckbench.errors import ConfigError, NotYetMeasured, PlanError
@@ -16,6 +17,7 @@ class Budget:
     Others say: automatic checkpointing, Checkmate, rotor, auto-SAC.
     """
 
+    takes_options: ClassVar[bool] = False
     size: str
 
     def plan(self, stack: StackShape) -> Plan:

@@ -9,14 +9,19 @@ import pytest
 from ckbench import registry, specs
 from ckbench.diagrams import PART_WORDS, describe, draw, shape
 from ckbench.plan import Plan
+from ckbench.planfile import read_plan
 
 PAGES = Path(__file__).parents[2] / "docs" / "strategies"
 BEGIN = re.compile(r"<!-- plan: (\S+) -->\n(.*?)<!-- plan: end -->", flags=re.DOTALL)
 N_DRAWN = 8
 DEPTHS = (8, 24, 96)
+FROM_FILES = {"budget:60%": "example.yaml", "plan:example.yaml": "example.yaml"}
+"""Specs whose plan is found or stored, for one depth, with the file beside the pages that holds it."""
 
 
 def plan_of(spec: str, n_layers: int) -> Plan:
+    if spec in FROM_FILES:
+        return read_plan(PAGES / FROM_FILES[spec])
     return specs.resolve(specs.parse(spec), shape(n_layers))
 
 
@@ -32,6 +37,8 @@ def picture(spec: str) -> str:
 def predicted(spec: str) -> str:
     """Say what a strategy costs, in its plan's own words: forwards in backward for three depths."""
     plan = plan_of(spec, N_DRAWN)
+    if spec in FROM_FILES:
+        return f"Block forwards in backward: {sum(plan.block_calls_backward())} at {plan.n_layers} blocks.\n"
     if plan.compile_budget is not None:
         return "What runs again is decided inside the compiled blocks; the plan predicts no count.\n"
     if not plan.is_active or (plan.offload and not plan.regions):

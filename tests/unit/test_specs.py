@@ -78,7 +78,8 @@ def any_spec(draw: st.DrawFn) -> dict[str, Any]:
         ),
     }
     params = {field.name: draw(drawn[field.type]) for field in fields(registry.load("strategies", name))}
-    options = {} if name == "none" else draw(st.dictionaries(st.sampled_from(specs.OPTIONS), st.booleans()))
+    takes_options = name != "none" and getattr(registry.load("strategies", name), "takes_options", True)
+    options = {} if not takes_options else draw(st.dictionaries(st.sampled_from(specs.OPTIONS), st.booleans()))
     return {"name": name, **params, **options}
 
 
@@ -100,6 +101,8 @@ OF_THE_STRATEGY = (
     "which blocks keep most is known once",
     "a share of the activations, from 0 to 1",
     "unknown policy",
+    "unknown card",
+    "cannot read the plan",
 )
 """What strategies say of stacks or arguments that they cannot work with."""
 
