@@ -166,7 +166,7 @@ def test_mixtures_add_up(tiny_run: MakeRun, case: Case) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("case", MANY if os.environ.get("CKBENCH_WIDE") else MANY[::9], ids=repr)
+@pytest.mark.parametrize("case", MANY if os.environ.get("CKBENCH_WIDE") else MANY[::25], ids=repr)
 def test_many_mixtures_add_up(tiny_run: MakeRun, case: Case) -> None:
     for seed in range(3):
         check(tiny_run, case, seed)
