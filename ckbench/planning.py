@@ -12,13 +12,19 @@ from ckbench.estimates import Estimate
 from ckbench.launch import Launcher, enter_child
 from ckbench.plan import Plan
 from ckbench.planner.chain import Chain, Item
-from ckbench.planner.solve import Solution, floor, front, owner, solve
+from ckbench.planner.solve import WIDTHS, Solution, floor, front, owner, solve
 from ckbench.planner.wire import unpack
 from ckbench.units import format_bytes
 
 TIMEOUT_S = 3600.0
 MAX_TRIES = 6
 """Solutions tried until the replayed peak, which knows the allocator, is within the budget."""
+MAX_PROVEN = 256
+"""Deepest stack that the solver takes its time for; autocast's two sums make deeper ones take minutes."""
+MAX_FRONT = 64
+"""Deepest stack whose neighbours on the front are looked up in the whole front."""
+SHARES_ABOVE = (0.002, 0.02)
+"""How much more peak the faster neighbour of a deeper stack may have."""
 MAX_REPLAYED = 128
 """Deepest stack whose plan is replayed; of deeper ones the short stack of the chain model is, where it is no deeper."""
 
@@ -128,7 +134,7 @@ class Planner:
         least = floor(chain)
         room = budget_bytes
         for _ in range(MAX_TRIES):
-            solution = solve(chain, room)
+            solution = _solve(chain, room)
             if solution.items is None:
                 raise self._nothing(config, chain, budget_bytes)
             estimate = self._replayed(config, plan_of(chain, solution.items))
@@ -141,7 +147,7 @@ class Planner:
             room = max(least.peak_bytes, solution.peak_bytes - (peak - budget_bytes))
         else:
             raise PlanError(f"the allocator's rounding keeps every plan tried above {format_bytes(budget_bytes)}")
-        points = front(chain)
+        points = _points_around(chain, solution)
         return Planned(
             budget_bytes=budget_bytes,
             plan=plan_of(chain, solution.items),
@@ -174,7 +180,7 @@ class Planner:
     def _nothing(self, config: RunConfig, chain: Chain, budget_bytes: int) -> NothingFits:
         """Say what the least budget is that would do."""
         least = floor(chain)
-        solution = solve(chain, least.peak_bytes)
+        solution = _solve(chain, least.peak_bytes)
         estimate = None if solution.items is None else self._replayed(config, plan_of(chain, solution.items))
         needed = max(least.peak_bytes, (estimate.needed_bytes() if estimate is not None else None) or 0)
         error = NothingFits(
@@ -224,6 +230,22 @@ def _entry(connection: Any, text: str, log: str) -> None:
 def plan_of(chain: Chain, items: Sequence[Item]) -> Plan:
     """Make the plan that runs these items."""
     return Plan(n_layers=chain.n_blocks, regions=tuple(item.region for item in items if item.region is not None))
+
+
+def _solve(chain: Chain, budget_bytes: int) -> Solution:
+    """Solve; of deep stacks the narrow pass alone, which is proven or says how much it may miss."""
+    if chain.n_blocks <= MAX_PROVEN:
+        return solve(chain, budget_bytes)
+    return solve(chain, budget_bytes, method="labels", max_width=WIDTHS[0])
+
+
+def _points_around(chain: Chain, solution: Solution) -> list[Solution]:
+    """Give the front, or of a deep stack, whose front takes long, plans for budgets a little below and above."""
+    if chain.n_blocks <= MAX_FRONT:
+        return front(chain)
+    assert solution.peak_bytes is not None
+    budgets = [solution.peak_bytes - 1, *(int(solution.peak_bytes * (1 + share)) for share in SHARES_ABOVE)]
+    return [found for found in (_solve(chain, budget) for budget in budgets) if found.items is not None]
 
 
 def _neighbour(points: Sequence[Solution], solution: Solution, *, cheaper: bool) -> Solution | None:

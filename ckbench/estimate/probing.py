@@ -24,6 +24,8 @@ from ckbench.planner.wire import pack
 from ckbench.records import Record
 
 MAX_REASON_CHARS = 400
+MAX_SPANNED = 256
+"""Deepest stack in which spans of several blocks are choices: the search over them takes minutes beyond."""
 DEFAULT_CARD = "A100 80GB"
 """Whose peaks seconds are counted by where no card is named and no device is there; what is printed names it."""
 
@@ -55,7 +57,8 @@ def probe(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:
     n_layers = len(operations.blocks)
     profiler = Profiler(config, kind, request["workspace_bytes"], n_layers)
     packed, left_out = [], []
-    for letter in letters(operations, costs, n_layers, spans=profiler.may_span, exact=profiler.is_short):
+    may_span = profiler.may_span and n_layers <= MAX_SPANNED
+    for letter in letters(operations, costs, n_layers, spans=may_span, exact=profiler.is_short):
         try:
             tiles = profiler.tiles(letter)
         except CkbenchError as error:

@@ -81,15 +81,23 @@ def owner(chain: Chain, items: Sequence[Item]) -> str:
     return max(first + lines, key=lambda line: line[0])[1]
 
 
-def solve(chain: Chain, budget_bytes: int, *, method: str = "auto", time_limit_s: float = 10.0) -> Solution:
+def solve(
+    chain: Chain,
+    budget_bytes: int,
+    *,
+    method: str = "auto",
+    time_limit_s: float = 10.0,
+    max_width: int | None = None,
+) -> Solution:
     """Find the plan of least time whose peak is at most ``budget_bytes``.
 
     ``method``: ``auto``, ``labels`` (never HiGHS; where its widest pass proves nothing, the gap says so) or ``highs``
-    (nothing else). ``time_limit_s`` is for HiGHS. Raises ValueError for another method.
+    (nothing else). ``time_limit_s`` is for HiGHS. ``max_width`` leaves out wider passes, for an answer soon whose gap
+    may be larger. Raises ValueError for another method.
     """
     if method not in ("auto", "labels", "highs"):
         raise ValueError(f"method is auto, labels or highs, not {method!r}")
-    return _Solver(chain).solve(budget_bytes, method, time_limit_s)
+    return _Solver(chain, max_width).solve(budget_bytes, method, time_limit_s)
 
 
 def front(chain: Chain, max_points: int | None = 512) -> list[Solution]:
@@ -128,8 +136,9 @@ def _sampled_front(solver: "_Solver", max_points: int | None) -> list[Solution]:
 class _Solver:
     """One chain, prepared once for any number of budgets."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, max_width: int | None = None) -> None:
         self.chain, self.table = chain, Table(chain)
+        self.widths = [width for width in WIDTHS if max_width is None or width <= max_width]
         self.lowest = _lowest(self.table)
         self.floor_bytes = chain.peak_bytes(self.lowest)
 
@@ -170,7 +179,7 @@ class _Solver:
         """Give the best plan found and the least time that any plan that fits can have, in units."""
         limits = Limits(self.table, budget_bytes - self.chain.start_bytes)
         items, best, lowest = self.lowest, np.inf, 0.0
-        for width in WIDTHS:
+        for width in self.widths:
             done = run_pass(self.table, width, limits, best)
             assert done is not None
             label = done.fastest()

@@ -4,7 +4,9 @@ import random
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-STUDIES = sorted(path for path in (ROOT / "configs").rglob("*.yaml"))
+PLANNED = "budget.yaml"
+"""A study whose plans take minutes to find for the sizes that a mutant may ask for."""
+STUDIES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.name != PLANNED)
 
 HOSTILE = (
     b"&a [*a, *a]", b"*a", b"<<: *a", b"<<: {n_layers: 3}", b"!!python/object/apply:os.system ['touch hacked']",
