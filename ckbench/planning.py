@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckbench.cards import read_budget, workspace_bytes
 from ckbench.config import RunConfig, digest
@@ -12,9 +12,11 @@ from ckbench.estimates import Estimate
 from ckbench.launch import Launcher, enter_child
 from ckbench.plan import Plan
 from ckbench.planner.chain import Chain, Item
-from ckbench.planner.solve import WIDTHS, Solution, floor, front, owner, solve
 from ckbench.planner.wire import unpack
 from ckbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from ckbench.planner.solve import Solution
 
 TIMEOUT_S = 3600.0
 MAX_TRIES = 6
@@ -62,8 +64,8 @@ class Planned:
     source: str
     is_replayed: bool
     estimate: Estimate | None = None
-    cheaper: Solution | None = None
-    faster: Solution | None = None
+    cheaper: "Solution | None" = None
+    faster: "Solution | None" = None
     left_out: tuple[str, ...] = field(default=())
 
 
@@ -129,6 +131,8 @@ class Planner:
 
         Raises NothingFits naming the least budget that would do, and PlanError where the trial cannot be planned.
         """
+        from ckbench.planner.solve import floor, owner  # scipy takes half a second to come in
+
         probed = self.probed(config)
         chain = probed.chain
         least = floor(chain)
@@ -179,6 +183,8 @@ class Planner:
 
     def _nothing(self, config: RunConfig, chain: Chain, budget_bytes: int) -> NothingFits:
         """Say what the least budget is that would do."""
+        from ckbench.planner.solve import floor
+
         least = floor(chain)
         solution = _solve(chain, least.peak_bytes)
         estimate = None if solution.items is None else self._replayed(config, plan_of(chain, solution.items))
@@ -232,15 +238,19 @@ def plan_of(chain: Chain, items: Sequence[Item]) -> Plan:
     return Plan(n_layers=chain.n_blocks, regions=tuple(item.region for item in items if item.region is not None))
 
 
-def _solve(chain: Chain, budget_bytes: int) -> Solution:
+def _solve(chain: Chain, budget_bytes: int) -> "Solution":
     """Solve; of deep stacks the narrow pass alone, which is proven or says how much it may miss."""
+    from ckbench.planner.solve import WIDTHS, solve
+
     if chain.n_blocks <= MAX_PROVEN:
         return solve(chain, budget_bytes)
     return solve(chain, budget_bytes, method="labels", max_width=WIDTHS[0])
 
 
-def _points_around(chain: Chain, solution: Solution) -> list[Solution]:
+def _points_around(chain: Chain, solution: "Solution") -> "list[Solution]":
     """Give the front, or of a deep stack, whose front takes long, plans for budgets a little below and above."""
+    from ckbench.planner.solve import front
+
     if chain.n_blocks <= MAX_FRONT:
         return front(chain)
     assert solution.peak_bytes is not None
@@ -248,7 +258,7 @@ def _points_around(chain: Chain, solution: Solution) -> list[Solution]:
     return [found for found in (_solve(chain, budget) for budget in budgets) if found.items is not None]
 
 
-def _neighbour(points: Sequence[Solution], solution: Solution, *, cheaper: bool) -> Solution | None:
+def _neighbour(points: "Sequence[Solution]", solution: "Solution", *, cheaper: bool) -> "Solution | None":
     """Give the next point of the front with less peak, or with less time; None at its end."""
     assert solution.peak_bytes is not None and solution.extra_s is not None
     if cheaper:
