@@ -167,7 +167,7 @@ class Planner:
             gap=solution.gap,
             method=solution.method,
             source=probed.source,
-            is_replayed=estimate is not None,
+            is_replayed=estimate is not None and estimate.method == "replay",
             estimate=estimate,
             cheaper=_neighbour(points, solution, cheaper=True),
             faster=_neighbour(points, solution, cheaper=False),

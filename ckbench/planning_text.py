@@ -58,7 +58,7 @@ def _proof(planned: Planned) -> str:
 
 
 def _checked(planned: Planned) -> str:
-    return "replayed" if planned.is_replayed else "by the chain model, too deep to replay"
+    return "replayed" if planned.is_replayed else "by the chain model, too deep to replay whole"
 
 
 def _slowdown(planned: Planned, point: Solution) -> float:
