@@ -24,5 +24,5 @@ def environment(device: Device) -> dict[str, Any]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        facts.update(torch=torch.__version__, threads=torch.get_num_threads())
+        facts.update(torch=str(torch.__version__), threads=torch.get_num_threads())
     return facts

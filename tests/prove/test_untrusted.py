@@ -52,6 +52,7 @@ def test_no_source_turns_data_into_code(path: Path) -> None:
 
 
 IMPORTS_BY_NAME = {
+    "__init__.py": "the public names, from a table in the source",
     "registry.py": "a name that was first found among the files of a shelf",
     "optimizers.py": "an optional library, by a name of ours",
     "substitutes.py": "an optional library, by a name of ours",
