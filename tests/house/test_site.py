@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -104,8 +103,6 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the docs and their settings."""
-    if find_spec("zensical") is None:
-        pytest.skip("the extra docs is not installed")
     folder = tmp_path_factory.mktemp("source")
     shutil.copytree(DOCS, folder / "docs")
     shutil.copy(CONFIG, folder)
