@@ -95,5 +95,13 @@ def read_budget(text: str, none_peak_bytes: int | None) -> int:
         if none_peak_bytes is None:
             raise ConfigError(f"budget {text!r}: what none takes is not known here; give a size, as 16GiB")
         return int(none_peak_bytes * float(share[1]) / 100)
+    return room(text)[1]
+
+
+def room(text: str) -> tuple[str | None, int]:
+    """Read what tensors may take: a size as it is, a card less the context; give the card, None for a size, and bytes.
+
+    Raises ConfigError.
+    """
     name, n_bytes = card_bytes(text)
-    return usable_bytes(n_bytes) if name in CARDS_MIB else n_bytes
+    return (name, usable_bytes(n_bytes)) if name in CARDS_MIB else (None, n_bytes)

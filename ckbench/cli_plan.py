@@ -54,8 +54,7 @@ def plan(
         raise CkbenchError('give --budget, as 16GiB, 80% or "A100 40GB"; or --front, or --max')
     if front:
         _misplaced("--front", {"--save": save, "--budget": budget})
-        measured = _measured_strategies(file, strategy, device, out, set_) if verify else []
-        _front(file, costs, device, set_, format_, measured)
+        _front(file, costs, device, out, set_, format_, parse_strategies(strategy) if verify else None)
         return
     assert budget is not None
     _planned(file, budget, costs, device, out, set_, format_, save, verify)
@@ -77,26 +76,19 @@ def _kind(device: str | None) -> str:
 def _planner(kind: str, costs: str, budget: str | None) -> Any:
     """Give a planner for the card that the budget names, or else the costs."""
     from ckbench import store
-    from ckbench.cards import CARDS_MIB, card_bytes
-    from ckbench.errors import ConfigError
+    from ckbench.cards import CARDS_MIB, card_name
     from ckbench.launch import Launcher
     from ckbench.planning import Planner
+    from ckbench.registry import did_you_mean
 
-    records = None
-    if costs not in ("auto", "measured"):
-        if Path(costs).is_dir() or costs.endswith(".jsonl"):
-            records, _ = store.read(Path(costs))
-        elif card_bytes(costs)[0] not in CARDS_MIB:
-            raise CkbenchError(f"--costs {costs!r}: auto, measured, the name of a card, or a results folder")
-    card = None
-    for text in (budget, costs):  # the budget's is the one it runs on
-        try:
-            name = card_bytes(text)[0] if text else None
-        except ConfigError:
-            continue
-        if card is None and name in CARDS_MIB:
-            card = name
-    return Planner(kind, Launcher(), card=card, costs=costs, records=records)
+    records, of_costs = None, card_name(costs)
+    if costs not in ("auto", "measured") and of_costs is None:
+        if not Path(costs).exists():
+            hint = did_you_mean(costs, ("auto", "measured", *CARDS_MIB))
+            raise CkbenchError(f"--costs {costs!r}: auto, measured, the name of a card, or a results folder{hint}")
+        records, _ = store.read(Path(costs))
+    of_budget = None if budget is None else card_name(budget)  # where it names one, that is the one it runs on
+    return Planner(kind, Launcher(), card=of_budget or of_costs, costs=costs, records=records)
 
 
 def _first_config(file: Path, kind: str, set_: list[str] | None) -> Any:
@@ -162,43 +154,45 @@ def _verified(
     file: Path, label: str, planner: Any, device: str | None, out: Path, set_: list[str] | None
 ) -> dict[str, Any]:
     """Measure the plan beside none; give what the prediction is about, the first step's peak included."""
-    from ckbench import study
-    from ckbench.compare import compare
-    from ckbench.progress import watcher
-    from ckbench.session import run_session
-
-    sets = sets_of(device, set_, None, None, False, False)
-    loaded = study.load(file, sets=sets, strategies=("none", label))
-    with watcher() as watching:
-        session = run_session(loaded, out=out, launcher=planner.launcher, watcher=watching, planner=planner)
-    rows = {row.values["strategy"]: row.values for row in compare(session.records).rows}
-    row = rows[label]
+    rows = _measured(file, ("none", label), planner, device, out, set_)
+    row = next(row for row in rows if row["strategy"] == label)
     if row["status"] != "ok":
         raise CkbenchError(f"measured: {row['status']}: {row['message']}")
     peaks = [row[key] for key in ("peak_allocated_bytes", "first_step_peak_bytes") if row[key] is not None]
     return {"peak_allocated_bytes": max(peaks), **{key: row[key] for key in ("slowdown_ratio", "parity")}}
 
 
-def _measured_strategies(
-    file: Path, strategy: list[str] | None, device: str | None, out: Path, set_: list[str] | None
+def _measured(
+    file: Path, strategies: tuple[Any, ...], planner: Any, device: str | None, out: Path, set_: list[str] | None
 ) -> list[dict[str, Any]]:
-    """Measure a study's strategies and give their rows."""
+    """Measure strategies, the file's own where none are given, on the kind of device that the plan is for.
+
+    Raises CkbenchError for a study of several points: the plan is for one.
+    """
     from ckbench import study
     from ckbench.compare import compare
-    from ckbench.launch import Launcher
     from ckbench.progress import watcher
     from ckbench.session import run_session
 
-    sets = sets_of(device, set_, None, None, False, False)
-    loaded = study.load(file, sets=sets, strategies=parse_strategies(strategy))
+    sets = sets_of(device or planner.kind, set_, None, None, False, False)
+    loaded = study.load(file, sets=sets, strategies=strategies)
+    if len(loaded.points(planner.kind)) > 1:
+        raise CkbenchError(f"{file.name} varies something, and --verify measures one point: choose it with --set")
     with watcher() as watching:
-        session = run_session(loaded, out=out, launcher=Launcher(), watcher=watching)
-    return [row.values for row in compare(session.records).rows if row.values["status"] == "ok"]
+        session = run_session(loaded, out=out, launcher=planner.launcher, watcher=watching, planner=planner)
+    return [row.values for row in compare(session.records).rows]
 
 
 def _front(
-    file: Path, costs: str, device: str | None, set_: list[str] | None, format_: str, measured: list[dict[str, Any]]
+    file: Path,
+    costs: str,
+    device: str | None,
+    out: Path,
+    set_: list[str] | None,
+    format_: str,
+    verified: tuple[Any, ...] | None,
 ) -> None:
+    """Draw the front; ``verified`` are strategies to measure beside it, the file's own where empty, None for no."""
     import json
 
     from ckbench import planning_text
@@ -207,6 +201,8 @@ def _front(
     kind = _kind(device)
     config = _first_config(file, kind, set_)
     planner = _planner(kind, costs, None)
+    rows = [] if verified is None else _measured(file, verified, planner, device, out, set_)
+    measured = [row for row in rows if row["status"] == "ok"]
     probed = planner.probed(config)
     points = front(probed.chain)
     if format_ == "json":
@@ -271,17 +267,16 @@ def _largest(
 
 
 def _budget(text: str | None) -> tuple[str | None, int | None]:
-    """Read a budget: a size, or a card, of which a process gets all but its context."""
-    from ckbench.cards import CARDS_MIB, card_bytes, usable_bytes
+    """Read the budget of a size: no share of none's peak, which is another for every size."""
+    from ckbench.cards import room
     from ckbench.errors import ConfigError
 
     if text is None:
         return None, None
     try:
-        name, n_bytes = card_bytes(text)
+        return room(text)
     except ConfigError as error:
         raise CkbenchError(f"--budget: {error}") from None
-    return (name, usable_bytes(n_bytes)) if name in CARDS_MIB else (None, n_bytes)
 
 
 COMMANDS = (plan,)

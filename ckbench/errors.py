@@ -34,6 +34,12 @@ class CkbenchError(Exception):
         super().__init__("\n".join(map(one_line, lines)))
 
 
+def reason_of(error: BaseException, most_chars: int = 400) -> str:
+    """Write an error as one line: ours as it is, others with their class."""
+    told = " / ".join(str(error).splitlines())
+    return (told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}")[:most_chars]
+
+
 class ConfigError(CkbenchError):
     """One or more faults in a study, each a line of its own."""
 

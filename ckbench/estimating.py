@@ -10,7 +10,7 @@ from ckbench.compare import Row
 from ckbench.config import RunConfig
 from ckbench.errors import NothingFits, PlanError
 from ckbench.estimates import Estimate
-from ckbench.launch import Launcher, enter_child
+from ckbench.launch import Launcher, enter_child, last_line
 from ckbench.planning import Planner
 from ckbench.study import Study
 from ckbench.table import HEADER_KEYS, Column, Table, cell
@@ -50,9 +50,9 @@ def estimate_configs(
             done.append(Estimate(**json.loads(text)))
             tell(done[-1])
 
-        answer, _, tail = launcher.converse(_entry, request, TIMEOUT_S, follow)
+        answer, process, tail = launcher.converse(_entry, request, TIMEOUT_S, follow)
         if answer is None and len(done) < len(configs):
-            reason = f"{ENDED}: {tail.strip().splitlines()[-1][:200]}" if tail.strip() else ENDED
+            reason = f"{ENDED}: {last_line(tail, process)}"
             done.append(Estimate(strategy=configs[len(done)].strategy.label, reason=reason))
             tell(done[-1])
     for place, estimate in sorted(refused.items()):

@@ -7,7 +7,8 @@ from typing import Any
 from ckbench.compare import Row
 from ckbench.config import RunConfig
 from ckbench.errors import CkbenchError
-from ckbench.launch import Launcher, enter_child
+from ckbench.launch import Launcher, enter_child, last_line
+from ckbench.planning import Planner
 from ckbench.reporting import draw_table
 from ckbench.table import Column, Table
 from ckbench.units import format_bytes, format_mib, format_percent
@@ -26,6 +27,8 @@ def explain_configs(
 
     Raises CkbenchError where one cannot be explained.
     """
+    planner = Planner("cpu" if kind == "real" else kind, launcher)
+    configs = [planner.planned(config) for config in configs]
     request = json.dumps({"configs": [config.model_dump(mode="json") for config in configs], "kind": kind})
     made: list[dict[str, Any]] = []
 
@@ -38,9 +41,7 @@ def explain_configs(
         if "reason" in explanation:
             raise CkbenchError(f"{explanation['strategy']} cannot be explained: {explanation['reason']}")
     if answer is None:
-        told = tail.strip().splitlines()
-        last = f"; last output: {told[-1][:200]}" if told else ""
-        raise CkbenchError(f"the process of the explanation ended with exit code {process.exitcode}{last}")
+        raise CkbenchError(f"the process of the explanation ended: {last_line(tail, process)}")
     return made
 
 

@@ -255,6 +255,12 @@ def _record_of_death(
     return record
 
 
+def last_line(tail: str, process: BaseProcess) -> str:
+    """Say how a child ended without an answer: the last line of its output, or its exit code."""
+    lines = tail.strip().splitlines()
+    return lines[-1][:200] if lines else f"exit code {process.exitcode}"
+
+
 def _tail(log: Path) -> str:
     try:
         text = log.read_text(encoding="utf-8", errors="replace")

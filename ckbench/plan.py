@@ -86,6 +86,11 @@ class Region:
         items.extend(range(at, self.stop))
         return items
 
+    def moved(self, by: int) -> "Region":
+        """Give the same region, and all inside it, ``by`` blocks further on."""
+        children = tuple(child.moved(by) for child in self.children)
+        return replace(self, start=self.start + by, stop=self.stop + by, children=children)
+
     def walk(self) -> Iterator["Region"]:
         """Yield this region and all inside it, outermost first."""
         yield self

@@ -9,14 +9,14 @@ from ckbench.cards import read_budget, workspace_bytes
 from ckbench.config import RunConfig, digest
 from ckbench.errors import NothingFits, PlanError
 from ckbench.estimates import Estimate
-from ckbench.launch import Launcher, enter_child
+from ckbench.launch import Launcher, enter_child, last_line
 from ckbench.plan import Plan
 from ckbench.planner.chain import Chain, Item
 from ckbench.planner.wire import unpack
 from ckbench.units import format_bytes
 
 if TYPE_CHECKING:
-    from ckbench.planner.solve import Solution
+    from ckbench.planner.solve import Floor, Solution
 
 TIMEOUT_S = 3600.0
 MAX_TRIES = 6
@@ -28,7 +28,7 @@ MAX_FRONT = 64
 SHARES_ABOVE = (0.002, 0.02)
 """How much more peak the faster neighbour of a deeper stack may have."""
 MAX_REPLAYED = 128
-"""Deepest stack whose plan is replayed; of deeper ones the short stack of the chain model is, where it is no deeper."""
+"""Deepest stack whose plan is replayed whole; a deeper one is replayed short, where what is left is no deeper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,12 @@ class Planned:
     plan: Plan
     items: tuple[Item, ...]
     peak_bytes: int
-    """Predicted need: on CUDA by the allocator, the first step included."""
+    """Predicted need, the first step included: the estimate's, which on CUDA knows the allocator, else the chain's."""
     chain_peak_bytes: int
-    """The chain model's peak, before the allocator rounds."""
+    """Added up from the blocks, before the allocator rounds."""
     slowdown_ratio: float
     """Predicted step time against keeping everything."""
-    plain_s: float
-    """Predicted step time of keeping everything, seconds; only its ratios mean something under a roofline."""
+    chain: Chain
     floor_bytes: int
     owner: str
     floor_owner: str
@@ -62,8 +61,8 @@ class Planned:
     gap: float
     method: str
     source: str
-    is_replayed: bool
     estimate: Estimate | None = None
+    """The plan's own, by a whole replay or, of a deep stack, a short one; None where neither is possible."""
     cheaper: "Solution | None" = None
     faster: "Solution | None" = None
     left_out: tuple[str, ...] = field(default=())
@@ -120,10 +119,15 @@ class Planner:
         """
         if not self.decides(config):
             return config
+        from ckbench.planner.solve import floor
+
         key = config.configuration_id()
         if key not in self._plans:
             size = str(config.strategy.params["size"])
-            self._plans[key] = self.plan(config, self.budget_of(config, size)).plan.to_json()
+            budget_bytes, chain = self.budget_of(config, size), self.probed(config).chain
+            solution, _ = self._fitting(config, chain, budget_bytes, floor(chain))
+            assert solution.items is not None
+            self._plans[key] = plan_of(chain, solution.items).to_json()
         return config.model_copy(update={"plan": self._plans[key]})
 
     def plan(self, config: RunConfig, budget_bytes: int) -> Planned:
@@ -136,30 +140,17 @@ class Planner:
         probed = self.probed(config)
         chain = probed.chain
         least = floor(chain)
-        room = budget_bytes
-        for _ in range(MAX_TRIES):
-            solution = _solve(chain, room)
-            if solution.items is None:
-                raise self._nothing(config, chain, budget_bytes)
-            estimate = self._replayed(config, plan_of(chain, solution.items))
-            peak = solution.peak_bytes if estimate is None else estimate.needed_bytes()
-            assert peak is not None and solution.peak_bytes is not None and solution.extra_s is not None
-            if peak <= budget_bytes:
-                break
-            if solution.peak_bytes == least.peak_bytes:
-                raise self._nothing(config, chain, budget_bytes)
-            room = max(least.peak_bytes, solution.peak_bytes - (peak - budget_bytes))
-        else:
-            raise PlanError(f"the allocator's rounding keeps every plan tried above {format_bytes(budget_bytes)}")
+        solution, estimate = self._fitting(config, chain, budget_bytes, least)
+        assert solution.items is not None and solution.peak_bytes is not None and solution.extra_s is not None
         points = _points_around(chain, solution)
         return Planned(
             budget_bytes=budget_bytes,
             plan=plan_of(chain, solution.items),
             items=solution.items,
-            peak_bytes=peak,
+            peak_bytes=_needed(solution, estimate),
             chain_peak_bytes=solution.peak_bytes,
-            slowdown_ratio=1 + solution.extra_s / chain.plain_s,
-            plain_s=chain.plain_s,
+            slowdown_ratio=chain.slowdown_ratio(solution.extra_s),
+            chain=chain,
             floor_bytes=least.peak_bytes,
             owner=owner(chain, solution.items),
             floor_owner=least.owner,
@@ -167,12 +158,29 @@ class Planner:
             gap=solution.gap,
             method=solution.method,
             source=probed.source,
-            is_replayed=estimate is not None and estimate.method == "replay",
             estimate=estimate,
             cheaper=_neighbour(points, solution, cheaper=True),
             faster=_neighbour(points, solution, cheaper=False),
             left_out=probed.left_out,
         )
+
+    def _fitting(
+        self, config: RunConfig, chain: Chain, budget_bytes: int, least: "Floor"
+    ) -> "tuple[Solution, Estimate | None]":
+        """Solve with less and less room until the replayed need, which knows the allocator, is within the budget."""
+        room = budget_bytes
+        for _ in range(MAX_TRIES):
+            solution = _solve(chain, room)
+            if solution.items is None or solution.peak_bytes is None:
+                raise self._nothing(config, chain, budget_bytes, least)
+            estimate = self._replayed(config, plan_of(chain, solution.items))
+            over = _needed(solution, estimate) - budget_bytes
+            if over <= 0:
+                return solution, estimate
+            if solution.peak_bytes == least.peak_bytes:
+                raise self._nothing(config, chain, budget_bytes, least)
+            room = max(least.peak_bytes, solution.peak_bytes - over)
+        raise PlanError(f"the allocator's rounding keeps every plan tried above {format_bytes(budget_bytes)}")
 
     def _plain_peak(self, config: RunConfig) -> int:
         chain = self.probed(config).chain
@@ -181,11 +189,8 @@ class Planner:
         needed = None if estimate is None else estimate.needed_bytes()
         return chain.peak_bytes(plain) if needed is None else needed
 
-    def _nothing(self, config: RunConfig, chain: Chain, budget_bytes: int) -> NothingFits:
+    def _nothing(self, config: RunConfig, chain: Chain, budget_bytes: int, least: "Floor") -> NothingFits:
         """Say what the least budget is that would do."""
-        from ckbench.planner.solve import floor
-
-        least = floor(chain)
         solution = _solve(chain, least.peak_bytes)
         estimate = None if solution.items is None else self._replayed(config, plan_of(chain, solution.items))
         needed = max(least.peak_bytes, (estimate.needed_bytes() if estimate is not None else None) or 0)
@@ -197,13 +202,9 @@ class Planner:
         return error
 
     def _replayed(self, config: RunConfig, plan: Plan) -> Estimate | None:
-        """Give the estimate of a plan; None for one that is too deep and too varied even for the chain model."""
-        try:
-            return Estimate(**self._ask(config, "check", plan=plan.to_json(), limit=MAX_REPLAYED))
-        except PlanError:
-            if plan.n_layers > MAX_REPLAYED:
-                return None
-            raise
+        """Give the estimate of a plan; None for one that is too deep to replay and too varied to be replayed short."""
+        made = self._ask(config, "check", plan=plan.to_json(), limit=MAX_REPLAYED)["estimate"]
+        return None if made is None else Estimate(**made)
 
     def _ask(self, config: RunConfig, task: str, **more: Any) -> dict[str, Any]:
         bare = config.model_copy(update={"plan": None})
@@ -219,9 +220,8 @@ class Planner:
         }
         answer, process, tail = self.launcher.converse(_entry, json.dumps(request), TIMEOUT_S, lambda _text: None)
         if answer is None:
-            last = tail.strip().splitlines()[-1][:200] if tail.strip() else f"exit code {process.exitcode}"
-            raise PlanError(f"the planner's process ended: {last}")
-        if "reason" in answer and answer.get("reason") is not None:
+            raise PlanError(f"the planner's process ended: {last_line(tail, process)}")
+        if "reason" in answer:
             raise PlanError(f"cannot plan this trial: {answer['reason']}")
         return answer
 
@@ -236,6 +236,13 @@ def _entry(connection: Any, text: str, log: str) -> None:
 def plan_of(chain: Chain, items: Sequence[Item]) -> Plan:
     """Make the plan that runs these items."""
     return Plan(n_layers=chain.n_blocks, regions=tuple(item.region for item in items if item.region is not None))
+
+
+def _needed(solution: "Solution", estimate: Estimate | None) -> int:
+    """Give what a plan needs: by its estimate, or without one by the chain."""
+    needed = solution.peak_bytes if estimate is None else estimate.needed_bytes()
+    assert needed is not None
+    return needed
 
 
 def _solve(chain: Chain, budget_bytes: int) -> "Solution":

@@ -58,13 +58,14 @@ def _proof(planned: Planned) -> str:
 
 
 def _checked(planned: Planned) -> str:
-    return "replayed" if planned.is_replayed else "by the chain model, too deep to replay whole"
+    if planned.estimate is None:
+        return "added up from its blocks: too deep to replay"
+    return "replayed" if planned.estimate.method == "replay" else "replayed short: too deep to replay whole"
 
 
 def _slowdown(planned: Planned, point: Solution) -> float:
-    """Scale a point's extra seconds by what the answer's come to."""
     assert point.extra_s is not None
-    return 1 + point.extra_s / planned.plain_s
+    return planned.chain.slowdown_ratio(point.extra_s)
 
 
 def picture(items: Sequence[Item]) -> list[str]:
@@ -122,7 +123,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "proven_optimal": planned.proven_optimal,
         "gap": planned.gap,
         "method": planned.method,
-        "is_replayed": planned.is_replayed,
+        "checked_by": None if planned.estimate is None else planned.estimate.method,
         "seconds_from": planned.source,
         "choices": [
             {"start": item.start, "stop": item.stop, "choice": _name(item.region, item.stop - item.start)}
@@ -159,7 +160,7 @@ def draw_front(probed: Probed, points: Sequence[Solution], measured: Sequence[di
     lines = [f"{len(points)} plans that no other beats in both, {len(shown)} shown", "", "      peak   step time  plan"]
     for point in shown:
         assert point.items is not None and point.peak_bytes is not None and point.extra_s is not None
-        ratio = 1 + point.extra_s / probed.chain.plain_s
+        ratio = probed.chain.slowdown_ratio(point.extra_s)
         lines.append(f"{format_bytes(point.peak_bytes):>10}  {ratio:>9.3f}x  {_short_picture(point.items)}")
     if measured:
         lines += ["", "  measured   step time  fastest plan of no more peak (predicted)"]
@@ -169,7 +170,7 @@ def draw_front(probed: Probed, points: Sequence[Solution], measured: Sequence[di
         took, best = ("       n/a" if beside[key] is None else f"{beside[key]:>9.3f}x" for key in ratios)
         lines.append(f"{peak:>10}  {took} {best}  {clean(str(row['strategy']))}")
     lines += ["", f"      {LEGEND}", f"seconds: {probed.source}"]
-    lines.append("peaks: by the chain model, before the allocator rounds")
+    lines.append("peaks: added up from the blocks, before the allocator rounds")
     return "\n".join(lines) + "\n"
 
 
@@ -184,7 +185,7 @@ def _beside(probed: Probed, points: Sequence[Solution], row: dict[str, Any]) -> 
         "strategy": row["strategy"],
         "peak_allocated_bytes": row["peak_allocated_bytes"],
         "slowdown_ratio": row["slowdown_ratio"],
-        "front_slowdown_ratio": None if best is None else 1 + best / probed.chain.plain_s,
+        "front_slowdown_ratio": None if best is None else probed.chain.slowdown_ratio(best),
     }
 
 
@@ -201,7 +202,7 @@ def front_json(probed: Probed, points: Sequence[Solution], measured: Sequence[di
         "points": [
             {
                 "peak_bytes": point.peak_bytes,
-                "predicted_slowdown_ratio": 1 + (point.extra_s or 0.0) / probed.chain.plain_s,
+                "predicted_slowdown_ratio": probed.chain.slowdown_ratio(point.extra_s or 0.0),
                 "proven_optimal": point.proven_optimal,
                 "choices": [
                     {"start": item.start, "stop": item.stop, "choice": _name(item.region, item.stop - item.start)}

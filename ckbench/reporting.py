@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ckbench import output, registry, store, table
-from ckbench.cards import CARDS_MIB, card_bytes, usable_bytes
+from ckbench.cards import room
 from ckbench.compare import Comparison, Row, compare, flat_names, look_up, sort_key, varied_keys
 from ckbench.errors import CkbenchError, ConfigError, StoreError
 from ckbench.reports.base import Budget, FileReport, Findings, Report
@@ -104,10 +104,10 @@ def findings(
 def budget(text: str) -> Budget:
     """Read a budget: a size is taken as it is, of a card a process gets all but its context."""
     try:
-        name, n_bytes = card_bytes(text)
+        name, n_bytes = room(text)
     except ConfigError as error:
         raise ConfigError(f"--budget: {error}") from None
-    return Budget(name=name, usable_bytes=usable_bytes(n_bytes) if name in CARDS_MIB else n_bytes)
+    return Budget(name=name or text, usable_bytes=n_bytes)
 
 
 def deliver(drawn: Drawn, *, format_: str, out: Path | None) -> None:

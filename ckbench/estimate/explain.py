@@ -9,11 +9,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ckbench.config import RunConfig
-from ckbench.errors import CkbenchError
+from ckbench.errors import reason_of
 from ckbench.estimate.replay import Replayed, replay
 from ckbench.estimate.tracker import Birth
 
-MAX_REASON_CHARS = 400
 N_SAMPLES = 400
 """Points of the timeline of live bytes."""
 BEFORE = ("parameter", "buffer", "optimizer state", "input")
@@ -38,8 +37,7 @@ def serve(connection: Connection, text: str) -> None:
             try:
                 made = explain(config, request["kind"])
             except Exception as error:
-                told = " / ".join(str(error).splitlines())[:MAX_REASON_CHARS]
-                made = {"reason": told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}"}
+                made = {"reason": reason_of(error)}
             made["strategy"] = config.strategy.label
             connection.send_bytes(json.dumps({"phase": json.dumps(made)}).encode())
     connection.send_bytes(json.dumps({"done": len(request["configs"])}).encode())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ckbench.config import RunConfig
-from ckbench.errors import CkbenchError
+from ckbench.errors import CkbenchError, reason_of
 from ckbench.estimate.chain import estimate_chain
 from ckbench.estimate.profile import Profiler, Tile
 from ckbench.estimate.repeats import NotAChain, shorten
@@ -23,7 +23,6 @@ from ckbench.planner.operations import StepOperations
 from ckbench.planner.wire import pack
 from ckbench.records import Record
 
-MAX_REASON_CHARS = 400
 MAX_SPANNED = 256
 """Deepest stack in which spans of several blocks are choices: the search over them takes minutes beyond."""
 DEFAULT_CARD = "A100 80GB"
@@ -39,8 +38,7 @@ def serve(connection: Connection, text: str) -> None:
         try:
             answer = {"probe": probe, "check": check}[request["task"]](config, request)
         except Exception as error:
-            told = " / ".join(str(error).splitlines())[:MAX_REASON_CHARS]
-            answer = {"reason": told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}"}
+            answer = {"reason": reason_of(error)}
     connection.send_bytes(json.dumps(answer).encode())
     connection.close()
 
@@ -58,7 +56,7 @@ def probe(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:
     profiler = Profiler(config, kind, request["workspace_bytes"], n_layers)
     packed, left_out = [], []
     may_span = profiler.may_span and n_layers <= MAX_SPANNED
-    for letter in letters(operations, costs, n_layers, spans=may_span, exact=profiler.is_short):
+    for letter in letters(operations, costs, n_layers, spans=may_span, all_lengths=profiler.is_short):
         try:
             tiles = profiler.tiles(letter)
         except CkbenchError as error:
@@ -103,14 +101,17 @@ def _costs(config: RunConfig, request: dict[str, Any], operations: StepOperation
 
 
 def check(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:
-    """Replay the trial under a plan and give its estimate; one deeper than ``limit`` by the chain model.
+    """Replay the trial under a plan and give its estimate.
 
-    Raises NotAChain where not even its short stack is within the limit.
+    A stack deeper than ``limit`` is replayed short. The estimate is None where even that is deeper, or is no chain.
     """
     plan, limit = plan_from_json(request["plan"]), request["limit"]
-    if plan.n_layers > limit:
-        if shorten(plan).plan.n_layers > limit:
-            raise NotAChain(f"too deep and too varied to replay: {plan.n_layers} blocks")
-        return vars(estimate_chain(config, request["kind"], request["workspace_bytes"], plan))
-    replayed = replay(config, request["kind"], request["workspace_bytes"], plan=plan)
-    return vars(figures_of(config.strategy.label, replayed, request["kind"]))
+    if plan.n_layers <= limit:
+        replayed = replay(config, request["kind"], request["workspace_bytes"], plan=plan)
+        return {"estimate": vars(figures_of(config.strategy.label, replayed, request["kind"]))}
+    if shorten(plan).plan.n_layers > limit:
+        return {"estimate": None}
+    try:
+        return {"estimate": vars(estimate_chain(config, request["kind"], request["workspace_bytes"], plan))}
+    except NotAChain:
+        return {"estimate": None}

@@ -55,9 +55,11 @@ class Profiler:
         self.is_short = is_equal_stack(config) and n_layers > N_TILES
         # Without state of the optimizer a step differs by what is there before it, which no tile's figures hold.
         self.n_steps = 1 if config.train.set_to_none else 2
-        self.may_span = True
+        plain = self._replayed(PLAIN, 0, shorten(Plan(n_layers=n_layers)).plan.n_layers if self.is_short else n_layers)
+        self.may_span = not plain.trial.model.apart
         """Whether a region may cover several blocks of this model."""
-        self.rest = self._rest()
+        self.rest = self._rest(plain)
+        self._plain = None if self.is_short else plain
 
     def tiles(self, letter: Letter) -> dict[int, Tile]:
         """Give the letter's figures by the block where it begins.
@@ -77,7 +79,8 @@ class Profiler:
             return {**by_start, 0: first, self.n_layers - k: last}
         result: dict[int, Tile] = {}
         for offset in range(min(k, self.n_layers - k + 1)):
-            replayed = self._replayed(letter, offset, self.n_layers, self.n_steps)
+            known, self._plain = (self._plain, None) if letter is PLAIN else (None, self._plain)
+            replayed = known or self._replayed(letter, offset, self.n_layers, self.n_steps)
             tiling = self._tiling(letter, offset, self.n_layers)
             cut = self._cut(replayed, tiling)
             result.update({start: cut[start] for start, stop in tiling if start % k == offset and stop - start == k})
@@ -98,7 +101,7 @@ class Profiler:
         k = letter.n_blocks
         starts = range(offset, n_layers - k + 1, k)
         regions = tuple(region for start in starts if (region := letter.at(start)) is not None)
-        replayed = replay(
+        return replay(
             with_layers(self.config, n_layers) if self.is_short else self.config,
             self.kind,
             self.workspace_bytes,
@@ -107,18 +110,14 @@ class Profiler:
             n_steps=n_steps,
             prepare=_leave_out_update if n_steps == 1 else None,
         )
-        self.may_span = not replayed.trial.model.apart
-        return replayed
 
-    def _rest(self) -> Rest:
+    def _rest(self, replayed: Replayed) -> Rest:
         """Take the rest from a stack that keeps everything, put together in its real depth."""
         if not self.is_short:
-            replayed = self._replayed(PLAIN, 0, self.n_layers)
             first, steady = step_spans(spans(replayed))
             rest = _rest_of(steady, self.n_layers)
             return replace(rest, fixed_peak_bytes=max(rest.fixed_peak_bytes, _optimizer_peak(first)))
-        short = shorten(Plan(n_layers=max(self.n_layers, N_TILES + 1)))
-        replayed = self._replayed(PLAIN, 0, short.plan.n_layers)
+        short = shorten(Plan(n_layers=self.n_layers))
         small = _rest_of(step_spans(spans(replayed))[1], short.plan.n_layers)
         first, steady = step_spans(lengthen(spans(replayed), short.runs))
         steps = {a - b for a, b in zip(small.later_bytes[1:], small.later_bytes[2:], strict=False)}
@@ -244,16 +243,12 @@ def _head_peaks(step: StepSpans, n_layers: int, released: int) -> tuple[int, int
 
 
 def _rest_of(step: StepSpans, n_layers: int) -> Rest:
-    """Take apart a step; ``later_bytes`` at every block whose gradient is marked."""
+    """Take apart a step that keeps everything."""
     released = sum(_released(step, block, block + 1) for block in range(n_layers))
     head, head_backward = _head_peaks(step, n_layers, released)
     later = [0] * (n_layers + 1)
     for i in range(1, n_layers + 1):
-        try:
-            later[i] = _live_at(step, f"{GRADIENT} {i - 1}") - _after_forward(step, i, n_layers)
-            later[i] += _released(step, 0, i)
-        except NotAChain:
-            continue  # inside a tile
+        later[i] = _live_at(step, f"{GRADIENT} {i - 1}") - _after_forward(step, i, n_layers) + _released(step, 0, i)
     return Rest(
         start_bytes=_live_at(step, f"{CALL} 0"),
         head_peak_bytes=head,

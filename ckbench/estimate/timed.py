@@ -27,7 +27,6 @@ from ckbench.planner.operations import BlockOperations, StepOperations, selectiv
 WARMUP_STEPS = 3
 AHEAD_CYCLES = 50_000_000
 """Cycles that a CUDA device waits before a block, so that its queue is filled and no operation waits for the host."""
-COPY_BYTES = 1 << 26
 
 
 class CpuStamps:
@@ -193,7 +192,6 @@ def time_step(
     return StepCosts(
         blocks=tuple(grown[id(blocks[place])] for place in places),
         rest_s=n * pieces.get("rest", 0.0) + operations.update_share * pieces.get("optimizer", 0.0),
-        host_bytes_per_s=_copy_speed(stamps, device),
         source=f"measured on {label}, best of {n_repeats}",
     )
 
@@ -287,18 +285,3 @@ def _alike(traced: dict[int, BlockOperations]) -> list[list[int]]:
 def _middle_set(operations: BlockOperations, costs: BlockCosts) -> tuple[str, ...]:
     sets = [chosen.save_ops for chosen in selective_sets(operations, costs.op_s) if chosen.save_ops]
     return sets[len(sets) // 2] if sets else ()
-
-
-def _copy_speed(stamps: Stamps, device: torch.device) -> float:
-    """Give bytes per second from the device to host memory (pinned where the device can use that), the best of five."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda").fill_(0)
-    best = float("inf")
-    for _ in range(5):
-        stamps.wait()
-        begin = stamps.stamp()
-        target.copy_(source, non_blocking=True)
-        end = stamps.stamp()
-        stamps.wait()
-        best = min(best, stamps.between_s(begin, end))
-    return COPY_BYTES / best

@@ -5,15 +5,13 @@ import warnings
 from multiprocessing.connection import Connection
 
 from ckbench.config import RunConfig
-from ckbench.errors import CkbenchError
+from ckbench.errors import reason_of
 from ckbench.estimate.allocator import CachingAllocator
 from ckbench.estimate.chain import MIN_LAYERS, estimate_chain
 from ckbench.estimate.repeats import NotAChain
 from ckbench.estimate.replay import Replayed, replay
 from ckbench.estimates import Estimate
 from ckbench.records import PHASES
-
-MAX_REASON_CHARS = 400
 
 
 def serve(connection: Connection, text: str) -> None:
@@ -45,10 +43,7 @@ def estimate(config: RunConfig, kind: str, workspace_bytes: int = 0, method: str
                     raise
         replayed = replay(config, kind, workspace_bytes)
     except Exception as error:
-        told = " / ".join(str(error).splitlines())
-        reason = told if isinstance(error, CkbenchError) else f"{type(error).__name__}: {told}"
-        reason = reason[:MAX_REASON_CHARS]
-        return Estimate(strategy=label, reason=reason)
+        return Estimate(strategy=label, reason=reason_of(error))
     return figures_of(label, replayed, kind)
 
 

@@ -62,6 +62,10 @@ class Chain:
     head_backward_peak_bytes: int = 0
     """Highest live bytes in the backward of head and loss, above what is held of all items then."""
 
+    def slowdown_ratio(self, seconds: float) -> float:
+        """Give a step that takes ``seconds`` longer as a multiple of one that keeps everything."""
+        return 1 + seconds / self.plain_s
+
     def peak_bytes(self, items: Sequence[Item]) -> int:
         """Give the peak of a plan. Raises ValueError where the items leave a gap or overlap."""
         at, held, released = 0, self.start_bytes, 0

@@ -48,8 +48,6 @@ class StepCosts:
     """By place in the stack; equal blocks are one object."""
     rest_s: float
     """Embedding, head, loss and optimizer."""
-    host_bytes_per_s: float | None
-    """One way between device and host; None where it is not known."""
     source: str
     """A phrase to print."""
 
@@ -86,7 +84,7 @@ def roofline(step: StepOperations, card: str, precision: str) -> StepCosts:
     """
     name, speed = card_speed(card)
     source = f"roofline of {name} ({_peaks(speed, precision)}), ratios only: the share of peak is not modelled"
-    return replace(_by_peaks(step, speed, precision), host_bytes_per_s=speed.host_bytes_per_s, source=source)
+    return replace(_by_peaks(step, speed, precision), source=source)
 
 
 def recorded(step: StepOperations, records: Sequence[Record], config: RunConfig, card: str | None) -> StepCosts:
@@ -155,7 +153,6 @@ def _by_peaks(step: StepOperations, speed: CardSpeed, precision: str) -> StepCos
     return StepCosts(
         blocks=tuple(made[id(block)] for block in step.blocks),
         rest_s=n * seconds(step.rest) + step.update_share * seconds(step.update),
-        host_bytes_per_s=None,
         source="",
     )
 

@@ -1,7 +1,7 @@
 """The ways to run a span of blocks that a planner chooses among, and what each takes in time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isqrt
 
 from ckbench.plan import Region
@@ -23,7 +23,7 @@ class Letter:
 
     def at(self, start: int) -> Region | None:
         """Give the region for a span that begins at block ``start``."""
-        return None if self.region is None else _moved(self.region, start)
+        return None if self.region is None else self.region.moved(start)
 
     @property
     def name(self) -> str:
@@ -42,10 +42,13 @@ PLAIN = Letter(n_blocks=1, region=None)
 FULL = Letter(n_blocks=1, region=Region(start=0, stop=1))
 
 
-def letters(operations: StepOperations, costs: StepCosts, n_layers: int, *, spans: bool, exact: bool) -> list[Letter]:
+def letters(
+    operations: StepOperations, costs: StepCosts, n_layers: int, *, spans: bool, all_lengths: bool
+) -> list[Letter]:
     """Give the ways worth trying: plain, recomputed, the trade-off points of every kind of block, spans, nested spans.
 
-    ``spans``: whether a region may cover several blocks of this model. ``exact``: all lengths of spans rather than one.
+    ``spans``: whether a region may cover several blocks of this model. ``all_lengths``: whether spans of all lengths
+    are worth their replays, or one plain and one nested.
     """
     found = [PLAIN, FULL]
     for kind in {id(block): i for i, block in enumerate(operations.blocks)}.values():
@@ -53,10 +56,11 @@ def letters(operations: StepOperations, costs: StepCosts, n_layers: int, *, span
             if chosen.save_ops:
                 found.append(Letter(n_blocks=1, region=Region(start=0, stop=1, save_ops=chosen.save_ops)))
     if spans:
-        root = isqrt(n_layers)
-        for k in SEGMENTS if exact else SEGMENTS[:1]:
+        root = max(isqrt(n_layers), SEGMENTS[-1])
+        lengths, nested = (SEGMENTS, (*SEGMENTS, root)) if all_lengths else (SEGMENTS[:1], SEGMENTS[-1:])
+        for k in lengths:
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k)))
-        for k in sorted({*(SEGMENTS if exact else SEGMENTS[-1:]), *((root,) if exact and root > SEGMENTS[-1] else ())}):
+        for k in nested:
             inner = tuple(Region(start=i, stop=i + 1) for i in range(k))
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k, children=inner)))
     return [letter for letter in dict.fromkeys(found) if letter.n_blocks <= n_layers]
@@ -64,9 +68,8 @@ def letters(operations: StepOperations, costs: StepCosts, n_layers: int, *, span
 
 def extra_s(letter: Letter, start: int, operations: StepOperations, costs: StepCosts) -> float:
     """Give the seconds that the backward of a span takes beyond that of kept blocks, early stop included."""
-    if letter.region is None:
-        return 0.0
-    return _region_s(_moved(letter.region, start), operations, costs)
+    region = letter.at(start)
+    return 0.0 if region is None else _region_s(region, operations, costs)
 
 
 def _region_s(region: Region, operations: StepOperations, costs: StepCosts) -> float:
@@ -90,8 +93,3 @@ def _region_s(region: Region, operations: StepOperations, costs: StepCosts) -> f
 def _forward_s(item: Region | int, costs: StepCosts) -> float:
     blocks: Sequence[int] = range(item.start, item.stop) if isinstance(item, Region) else (item,)
     return sum(costs.blocks[block].forward_s for block in blocks)
-
-
-def _moved(region: Region, by: int) -> Region:
-    children = tuple(_moved(child, by) for child in region.children)
-    return replace(region, start=region.start + by, stop=region.stop + by, children=children)

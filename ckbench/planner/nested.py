@@ -21,7 +21,7 @@ The first block of a replay works on the region's own input, which stays; a way 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def regions_by_length(
             Item(
                 start=start,
                 stop=start + n,
-                region=moved(region, start),
+                region=region.moved(start),
                 kept_bytes=block.output_bytes,
                 forward_peak_bytes=search.plain_peak(n),
                 backward_peak_bytes=rise,
@@ -108,12 +108,6 @@ def regions_by_length(
         ]
         for n in range(2, n_blocks + 1)
     }
-
-
-def moved(region: Region, by: int) -> Region:
-    """Give the region ``by`` blocks further on."""
-    children = tuple(moved(child, by) for child in region.children)
-    return replace(region, start=region.start + by, stop=region.stop + by, children=children)
 
 
 class _Search:
@@ -189,7 +183,7 @@ class _Search:
         while True:
             size, child, k = first
             if child is not None:
-                children.append(moved(child, at))
+                children.append(child.moved(at))
             at += size
             if at == n:
                 return Region(start=0, stop=n, children=tuple(children))

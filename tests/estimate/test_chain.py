@@ -184,11 +184,6 @@ def drawn_region(draw: random.Random, start: int, stop: int, depth: int) -> Regi
     return Region(start=start, stop=stop, save_ops=save_ops)
 
 
-def moved(region: Region, by: int) -> Region:
-    children = tuple(moved(child, by) for child in region.children)
-    return replace(region, start=region.start + by, stop=region.stop + by, children=children)
-
-
 def drawn_plan(draw: random.Random, n_layers: int) -> Plan:
     """Draw runs of one pattern each, plain stretches between them, options and all."""
     regions: list[Region] = []
@@ -200,7 +195,7 @@ def drawn_plan(draw: random.Random, n_layers: int) -> Plan:
             if at + width > n_layers:
                 break
             if pattern is not None:
-                regions.append(moved(pattern, at))
+                regions.append(pattern.moved(at))
             at += width
         else:
             continue

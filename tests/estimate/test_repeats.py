@@ -141,16 +141,11 @@ def drawn_plan(draw: random.Random, n_layers: int) -> Plan:
         for _ in range(times):
             if at + width > n_layers:
                 break
-            regions.append(_moved(pattern, at))
+            regions.append(pattern.moved(at))
             at += width
         if at + width > n_layers:
             break
     return Plan(n_layers=n_layers, regions=tuple(regions))
-
-
-def _moved(region: Region, by: int) -> Region:
-    children = tuple(_moved(child, by) for child in region.children)
-    return replace(region, start=region.start + by, stop=region.stop + by, children=children)
 
 
 @pytest.mark.parametrize("n_kept", NUMBERS)

@@ -47,4 +47,5 @@ class Made(Planner):
         plan = plan_from_json(more["plan"])
         chosen = [items[any(r.start == i for r in plan.regions)] for i, items in enumerate(self.chain.items)]
         peak = self.chain.peak_bytes(chosen) + self.over(plan)
-        return vars(Estimate(strategy="budget", peak_allocated_bytes=peak, first_step_peak_bytes=peak - 1))
+        estimate = Estimate(strategy="budget", peak_allocated_bytes=peak, first_step_peak_bytes=peak - 1)
+        return {"estimate": vars(estimate)}

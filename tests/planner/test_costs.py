@@ -67,7 +67,6 @@ def test_a_roofline_adds_up(traced: StepOperations) -> None:
     assert block.forward_s == pytest.approx(sum(block.op_s)) and len(block.op_s) == len(operations.operations)
     assert block.backward_s > block.forward_s > 0 and costs.rest_s > 0
     assert costs.plain_s == pytest.approx(costs.rest_s + L * (block.forward_s + block.backward_s))
-    assert costs.host_bytes_per_s == pytest.approx(63.015e9)
 
 
 def test_rerun_and_tail(traced: StepOperations) -> None:
@@ -162,7 +161,7 @@ def test_measured_costs_fit_the_trace(tiny_run: MakeRun) -> None:
         assert len(block.op_s) == len(operations.operations) and min(block.op_s) > 0
         assert sum(block.op_s) == pytest.approx(block.forward_s)
         assert block.backward_s > 0 and block.region_s >= 0 and block.selective_s >= 0
-    assert costs.rest_s > 0 and (costs.host_bytes_per_s or 0) > 0
+    assert costs.rest_s > 0
 
 
 def test_a_block_that_runs_something_else_is_refused(tiny_run: MakeRun, tmp_path: Path) -> None:

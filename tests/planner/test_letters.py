@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from ckbench.config import RunConfig
-from ckbench.engine.flops import FlopCounter
-from ckbench.engine.trial import Trial
-from ckbench.estimate.replay import replay
 from ckbench.estimate.traced import trace_step
 from ckbench.plan import Plan, Region
 from ckbench.planner.costs import BlockCosts, StepCosts
 from ckbench.planner.letters import FULL, PLAIN, SEGMENTS, Letter, extra_s, letters
 from ckbench.planner.operations import StepOperations
+from tests.planner.counted import counted
 
 MakeRun = Callable[..., RunConfig]
 L = 4
@@ -27,7 +24,7 @@ def in_flops(operations: StepOperations) -> StepCosts:
         op_s = tuple(float(operation.flops) for operation in block.operations)
         made.setdefault(id(block), BlockCosts(forward_s=sum(op_s), backward_s=0.0, op_s=op_s))
     blocks = tuple(made[id(block)] for block in operations.blocks)
-    return StepCosts(blocks=blocks, rest_s=0.0, host_bytes_per_s=None, source="counted")
+    return StepCosts(blocks=blocks, rest_s=0.0, source="counted")
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +34,6 @@ def traced(tiny_run: MakeRun) -> tuple[RunConfig, StepOperations]:
         "none", model={"n_layers": L, "d_model": 16, "d_ff": (16, 48, 32, 64)}, train={"optimizer": "sgd"}
     )
     return config, trace_step(config, "cuda")
-
-
-def backward_flops(config: RunConfig, plan: Plan) -> int:
-    """Count the FLOPs of a real backward under a plan."""
-    counted: list[FlopCounter] = []
-
-    def prepare(trial: Trial) -> None:
-        step = trial.step
-
-        def counted_step(observer: Any) -> None:
-            with FlopCounter() as flops:
-
-                class Both:
-                    def at(self, event: str) -> None:
-                        flops.at(event)
-                        observer.at(event)
-
-                step(Both())
-            counted.append(flops)
-
-        trial.step = counted_step  # type: ignore[method-assign]
-
-    replay(config, "cuda", plan=plan, prepare=prepare, n_steps=1)
-    return counted[-1].backward
 
 
 def region(start: int, stop: int, *children: Region) -> Region:
@@ -84,11 +57,13 @@ def region(start: int, stop: int, *children: Region) -> Region:
 def test_seconds_are_the_counted_work(traced: tuple[RunConfig, StepOperations], letter: Letter) -> None:
     config, operations = traced
     costs = in_flops(operations)
-    none = backward_flops(config, Plan(n_layers=L))
+    none = counted(config, "cuda", Plan(n_layers=L), n_steps=1).backward_flops
     for start in {0, L - letter.n_blocks}:
         laid = letter.at(start)
         plan = Plan(n_layers=L, regions=() if laid is None else (laid,))
-        assert extra_s(letter, start, operations, costs) == backward_flops(config, plan) - none
+        assert (
+            extra_s(letter, start, operations, costs) == counted(config, "cuda", plan, n_steps=1).backward_flops - none
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,7 +84,7 @@ def test_without_tails_seconds_are_the_calls_that_the_plan_predicts(seed: int) -
     )  # fmt: skip
     costs = StepCosts(
         blocks=(BlockCosts(forward_s=1.0, backward_s=0.0, op_s=(1.0,)),) * n_blocks,
-        rest_s=0.0, host_bytes_per_s=None, source="made up",
+        rest_s=0.0, source="made up",
     )  # fmt: skip
     draw = random.Random(seed)
 
@@ -133,7 +108,7 @@ def test_without_tails_seconds_are_the_calls_that_the_plan_predicts(seed: int) -
 def test_what_is_tried(traced: tuple[RunConfig, StepOperations]) -> None:
     _, operations = traced
     costs = in_flops(operations)
-    found = letters(operations, costs, L, spans=True, exact=True)
+    found = letters(operations, costs, L, spans=True, all_lengths=True)
     assert found[:2] == [PLAIN, FULL] and len(found) == len(set(found))
     spans = [letter for letter in found if letter.n_blocks > 1]
     assert {letter.n_blocks for letter in spans} == set(SEGMENTS)
@@ -142,15 +117,15 @@ def test_what_is_tried(traced: tuple[RunConfig, StepOperations]) -> None:
     assert 3 <= len(kept) and all(letter.n_blocks == 1 for letter in kept)
     seconds = [extra_s(letter, 1, operations, costs) for letter in kept]
     assert all(0 <= s < extra_s(FULL, 1, operations, costs) for s in seconds)
-    alone = letters(operations, costs, L, spans=False, exact=True)
+    alone = letters(operations, costs, L, spans=False, all_lengths=True)
     assert alone == [letter for letter in found if letter.n_blocks == 1]
-    assert all(letter.n_blocks <= 2 for letter in letters(operations, costs, 2, spans=True, exact=True))
+    assert all(letter.n_blocks <= 2 for letter in letters(operations, costs, 2, spans=True, all_lengths=True))
 
 
 def test_a_deep_stack_also_tries_its_root(traced: tuple[RunConfig, StepOperations]) -> None:
     _, operations = traced
     deep = replace(operations, blocks=operations.blocks[:1] * 100)
-    found = letters(deep, in_flops(deep), 100, spans=True, exact=True)
+    found = letters(deep, in_flops(deep), 100, spans=True, all_lengths=True)
     assert 10 in {letter.n_blocks for letter in found}
 
 

@@ -28,6 +28,7 @@ from ckbench.planner.operations import (
     spell,
     step_operations,
 )
+from tests.planner.counted import counted
 
 MakeRun = Callable[..., RunConfig]
 L = 3
@@ -50,28 +51,8 @@ def run_of(tiny_run: MakeRun, case: str) -> RunConfig:
 
 def replayed(config: RunConfig, kind: str, plan: Plan) -> tuple[int, int]:
     """Give the bytes that a plan keeps after forward, and the FLOPs of its backward."""
-    counted: list[FlopCounter] = []
-
-    def prepare(trial: Trial) -> None:
-        trial.applied.remove()
-        trial.applied = AppliedPlan(trial.model, plan)
-        step = trial.step
-
-        def counted_step(observer: Any) -> None:
-            with FlopCounter() as flops:
-
-                class Both:
-                    def at(self, event: str) -> None:
-                        flops.at(event)
-                        observer.at(event)
-
-                step(Both())
-            counted.append(flops)
-
-        trial.step = counted_step  # type: ignore[method-assign]
-
-    kept: int = replay(config, kind, prepare=prepare).steady["saved_bytes"]
-    return kept, counted[-1].backward
+    made = counted(config, kind, plan)
+    return made.saved_bytes, made.backward_flops
 
 
 def plan_keeping(save_ops: Sequence[str]) -> Plan:
