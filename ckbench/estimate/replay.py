@@ -1,5 +1,6 @@
 """Replay a trial's steps on tensors without data, in the semantics of a device, and give its memory figures."""
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def replay(
     """
     semantics: Semantics = KINDS[kind](config)
     tracker = semantics.make_tracker()
-    with semantics.running(tracker):
+    with _only_new_garbage(), semantics.running(tracker):
         trial = semantics.build(config, plan)
         if kind != "real" and is_compiled(config, trial.applied.plan):
             raise NotEstimated("what compiled blocks keep is decided by the compiler, which needs the device")
@@ -151,6 +152,16 @@ def replay(
         host_bytes=host_bytes,
         host_pinned_bytes=None if host_bytes is None else semantics.pinned_bytes,
     )
+
+
+@contextlib.contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Have the collector look at nothing older: all of PyTorch's modules take it longer than a short stack's steps."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _one_step(

@@ -14,6 +14,7 @@ On ``meta`` tensors most operations allocate what their CUDA kernels do. The exc
 * transformers reads positions back to see whether several sequences are packed into one: ours never are;
 * what travels to the host takes no room on the device and has no data here, so it is not copied; an optimizer on the
   host takes nothing of the device but the gradients it reads;
+* filling with random numbers, as every weight is at first, has nothing to fill here and is left out;
 * optimizers read norms back to scale by them, and sizes do not depend on them: they read one;
 * kernels take scratch memory that no tensor shows: ``scratch_bytes``.
 """
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
@@ -58,6 +59,7 @@ RAISED = frozenset(
 """Autocast casts their floating operands to fp32."""
 SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax})
 LOG_SOFTMAX = frozenset({F.log_softmax, torch.log_softmax, Tensor.log_softmax})
+RANDOM_FILLS = frozenset({Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_})
 SUMS = frozenset({torch.sum, Tensor.sum, torch.cumsum, Tensor.cumsum, torch.prod, Tensor.prod})
 """Autocast gives their results in fp32."""
 
@@ -105,6 +107,10 @@ class CudaOperations(TorchFunctionMode):
             return None
         if func is Tensor.copy_ and args[0].device.type != "meta" and args[1].device.type == "meta":
             return args[0]
+        if func in RANDOM_FILLS:
+            filled = args[0] if args else kwargs["tensor"]
+            if filled.is_meta:
+                return filled
         substitute = _SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(self, *args, **kwargs)
@@ -175,10 +181,12 @@ def chosen_backend(q: Tensor, k: Tensor, *, has_mask: bool, dropout: float, grou
     """Choose as PyTorch does on CUDA among the backends that are enabled: flash, efficient, then the mathematical path.
 
     ``q`` (B, H, S, K), ``k`` (B, G, T, K). Flash takes short types, widths up to 256 and no mask. The efficient kernel
-    takes fp32 too, but no grouped heads.
+    takes fp32 too, but no grouped heads. Neither takes tensors without the axis of heads.
     """
     del dropout  # both fused kernels take it
     enabled = torch.backends.cuda
+    if q.dim() != 4:
+        return SDPBackend.MATH
     if enabled.flash_sdp_enabled() and q.dtype in SHORT and q.shape[-1] <= FLASH_MAX_WIDTH and not has_mask:
         return SDPBackend.FLASH_ATTENTION
     is_grouped = grouped and q.shape[-3] != k.shape[-3]

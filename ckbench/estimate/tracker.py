@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ckbench.estimate.remembered import REMEMBERED
+
 RELEASE = "release"
 """Mark before autocast lets go of what it has cast, which may belong to many blocks."""
 
@@ -176,7 +178,7 @@ class StorageTracker(TorchDispatchMode):
         """Run one operation and look at what it gives back."""
         if self.reads_one and func is torch.ops.aten._local_scalar_dense.default and _has_no_data(args[0]):
             return 1.0
-        result = func(*args, **(kwargs or {}))
+        result = REMEMBERED.run(func, args, kwargs or {})
         self._op = str(func)
         if isinstance(result, Tensor):
             self.add(result, source=args)
