@@ -59,6 +59,7 @@ class BlockPicture:
 def pictures(plan: Plan) -> tuple[BlockPicture, ...]:
     """Say of every block what a plan keeps of it, how often it runs again, and how deep it is nested."""
     has_budget = plan.compile_budget is not None
+    on_host = {i for start, stop in plan.host_spans for i in range(start, stop)}
     kept = [SHARE if has_budget else INPUT if plan.native else EVERYTHING] * plan.n_layers
     results = [False] * plan.n_layers
     parts: list[list[str]] = [[] for _ in kept]
@@ -84,7 +85,7 @@ def pictures(plan: Plan) -> tuple[BlockPicture, ...]:
             runs_again=None if has_budget else calls,
             has_results=results[i],
             parts_again=tuple(parts[i]),
-            is_on_host=plan.offload and (kept[i] != NOTHING or results[i]),
+            is_on_host=i in on_host and (kept[i] != NOTHING or results[i]),
             depth=depth[i],
         )
         for i, calls in enumerate(plan.block_calls_backward())
@@ -94,8 +95,10 @@ def pictures(plan: Plan) -> tuple[BlockPicture, ...]:
 def describe(plan: Plan) -> str:
     """Tell in words what a diagram shows, for those who cannot see it."""
     blocks = pictures(plan)
-    place = "on the host" if plan.offload else "on the device"
-    told = [f"{plan.n_layers} blocks", f"kept {place}: {_runs([_kept_words(block) for block in blocks])}"]
+    place = "" if plan.offload_spans else " on the host" if plan.offload else " on the device"
+    told = [f"{plan.n_layers} blocks", f"kept{place}: {_runs([_kept_words(block) for block in blocks])}"]
+    if plan.offload_spans:
+        told.append(f"it lies: {_runs(['on the host' if block.is_on_host else 'on the device' for block in blocks])}")
     parts = [" and ".join(PART_WORDS[part] for part in block.parts_again) for block in blocks]
     if any(parts):
         told.append(f"parts run again: {_runs([part or 'none' for part in parts])}")
@@ -254,8 +257,8 @@ def _bars(plan: Plan) -> Iterator[tuple[int, float, float]]:
 
 def _legend(plan: Plan, blocks: Sequence[BlockPicture]) -> Iterator[tuple[str, str]]:
     """Explain the colours and shapes that a picture has, and no others."""
-    look = "host" if plan.offload else "kept"
-    kinds = {block.kept for block in blocks}
+    looks = [("host" if on_host else "kept", on_host) for on_host in (False, True)]
+    present = {(block.is_on_host, block.kept) for block in blocks}
     words = {
         EVERYTHING: "whole cell: all that autograd keeps of a block",
         INPUT: "bar at the left: the input of a region",
@@ -265,9 +268,11 @@ def _legend(plan: Plan, blocks: Sequence[BlockPicture]) -> Iterator[tuple[str, s
     has_parts = any(block.parts_again for block in blocks)
     if has_parts:
         words[EVERYTHING] = "what autograd keeps of a block, but for the gap"
-    yield from ((look, words[kind]) for kind in words if kind in kinds)
-    if any(block.has_results for block in blocks):
-        yield look, "thin bars: results of chosen operations"
+    for look, on_host in looks:
+        where = " (on the host)" if on_host and plan.offload_spans else ""
+        yield from ((look, f"{words[kind]}{where}") for kind in words if (on_host, kind) in present)
+        if any(block.has_results and block.is_on_host == on_host for block in blocks):
+            yield look, f"thin bars: results of chosen operations{where}"
     if has_parts:
         yield "again", "that part runs forward once more in backward"
     elif any(block.runs_again for block in blocks):

@@ -104,7 +104,9 @@ class Plan:
 
     ``early_stop`` ends a recomputation once every dropped tensor is back. ``preserve_rng`` restores
     the random state so that dropout draws the same masks again. ``reentrant`` selects PyTorch's older
-    variant, which has no early stop. ``offload`` moves what the stack keeps for backward to the host.
+    variant, which has no early stop. ``offload`` moves what the stack keeps for backward to the host, or
+    ``offload_spans`` what spans of it keep, each from its first block to before its second number: behind a span's last
+    block the step waits for its copies, and nothing of a span comes back before its own backward.
     ``native``: the model's library does it, block by block. ``compile_budget``: torch.compile's partitioner decides
     inside each block, for this share of what keeping everything would hold. ``tolerance``: largest relative
     difference of a gradient from none's that is no fault; 0 asks for bit-identity.
@@ -116,6 +118,7 @@ class Plan:
     preserve_rng: bool = True
     reentrant: bool = False
     offload: bool = False
+    offload_spans: tuple[tuple[int, int], ...] = ()
     native: bool = False
     compile_budget: float | None = None
     tolerance: float = field(default=0.0, compare=False)
@@ -123,6 +126,13 @@ class Plan:
     def __post_init__(self) -> None:
         if (self.native or self.compile_budget is not None) and self.regions:
             raise PlanError("where the library or the compiler decides, a plan has no regions of its own")
+        if self.offload and self.offload_spans:
+            raise PlanError("offload covers the whole stack; leave offload_spans out")
+        at = 0
+        for start, stop in self.offload_spans:
+            if not at <= start < stop <= self.n_layers:
+                raise PlanError(f"offload_spans: {start} to {stop} overlaps another or leaves 0 to {self.n_layers}")
+            at = stop
         by_part: dict[str, list[Region]] = {}
         for region in self.regions:
             by_part.setdefault(region.part, []).append(region)
@@ -147,7 +157,12 @@ class Plan:
     @property
     def is_active(self) -> bool:
         """Whether the plan does anything at all: keeping everything on the device needs nothing."""
-        return bool(self.regions) or self.offload or self.native or self.compile_budget is not None
+        return bool(self.regions or self.host_spans) or self.native or self.compile_budget is not None
+
+    @property
+    def host_spans(self) -> tuple[tuple[int, int], ...]:
+        """Spans of blocks whose kept tensors wait on the host."""
+        return ((0, self.n_layers),) if self.offload else self.offload_spans
 
     @property
     def n_regions(self) -> int:
@@ -212,8 +227,9 @@ class Plan:
 def plan_from_json(data: dict[str, Any]) -> Plan:
     """Make a plan of what ``to_json`` gave; what is left out has its default. Raises PlanError where it is no plan."""
     try:
-        return Plan(**{**data, "regions": tuple(map(region_from_json, data["regions"]))})
-    except (KeyError, TypeError, AttributeError) as error:
+        spans = tuple((start, stop) for start, stop in data.get("offload_spans", ()))
+        return Plan(**{**data, "regions": tuple(map(region_from_json, data["regions"])), "offload_spans": spans})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"this is no plan: {error}") from None
 
 

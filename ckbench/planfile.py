@@ -27,6 +27,8 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     for key in ("early_stop", "preserve_rng", "reentrant", "offload", "native", "compile_budget", "tolerance"):
         if getattr(plan, key) != getattr(plain, key):
             data[key] = getattr(plan, key)
+    if plan.offload_spans:
+        data["offload_spans"] = [list(span) for span in plan.offload_spans]
     data["regions"] = [_region_data(region) for region in plan.regions]
     return data
 
@@ -87,6 +89,10 @@ def _is_whole(value: Any, least: int) -> bool:
     return type(value) is int and value >= least
 
 
+def _is_span(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(_is_whole(block, 0) for block in value)
+
+
 def _is_number(value: Any, most: float) -> bool:
     return type(value) in (int, float) and 0 <= value <= most
 
@@ -100,6 +106,10 @@ _PLAN_KEYS: dict[str, Check] = {
     "n_layers": _COUNT,
     "regions": _LIST,
     **dict.fromkeys(("early_stop", "preserve_rng", "reentrant", "offload", "native"), _FLAG),
+    "offload_spans": (
+        lambda value: isinstance(value, list | tuple) and all(map(_is_span, value)),
+        "a list of pairs of blocks, as [[0, 4]]",
+    ),
     "compile_budget": (lambda value: value is None or _is_number(value, 1), "a share from 0 to 1"),
     "tolerance": (lambda value: _is_number(value, float("inf")), "a number of at least 0"),
 }

@@ -167,7 +167,7 @@ def resolve(spec: StrategySpec, stack: StackShape) -> Plan:
     options = {**DEFAULTS, **spec.options}
     if options["offload"] and (plan.native or plan.compile_budget is not None):
         raise PlanError(f"{spec.name} decides inside the library or the compiler; offload cannot be added to it")
-    if options["offload"] and plan.offload:
+    if options["offload"] and plan.host_spans:
         raise PlanError(f"{spec.name} offloads already; leave the option out")
     if any(region.mode == "invert" for region in plan.walk()):
         idle = [key for key in OPTIONS if key != "preserve_rng" and options[key] != DEFAULTS[key]]

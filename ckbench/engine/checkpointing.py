@@ -71,10 +71,11 @@ class AppliedPlan:
                 "with dropout PyTorch's partitioner may draw other masks again, and gradients are wrong then "
                 "(pytorch/pytorch#190758); parity tells"
             )
-        self._offloader = Offloader(model, offload_cap_bytes) if plan.offload else None
+        self._offloader = Offloader(model, plan.host_spans, offload_cap_bytes) if plan.host_spans else None
         if self._offloader is not None:
-            for i, block in enumerate(model.blocks):
-                self._forwards[block][i] = self._offloader.wrap(i, self._forwards[block][i])
+            for i in (i for start, stop in plan.host_spans for i in range(start, stop)):
+                by_place = self._forwards[model.blocks[i]]
+                by_place[i] = self._offloader.wrap(i, by_place[i])
         for module, by_place in self._forwards.items():
             if any(forward != module.forward for forward in by_place.values()):
                 self._patch(module, _in_turn(list(by_place.values())))

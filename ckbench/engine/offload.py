@@ -10,7 +10,7 @@ on the device (parameters, buffers, small tensors, what is over the cap) is chec
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +28,25 @@ MIN_BYTES = 1024
 
 
 class Offloader:
-    """Moves what the blocks of one model save to a host store and brings it back, one block ahead of backward."""
+    """Moves what spans of one model's blocks save to a host store and brings it back, one block ahead of backward.
 
-    def __init__(self, model: BuiltModel, cap_bytes: int | None, copies: Copies | None = None) -> None:
+    Spans keep to themselves: behind the last block of one the step waits for its copies, and in backward nothing of a
+    span is fetched before that reaches it.
+    """
+
+    def __init__(
+        self,
+        model: BuiltModel,
+        spans: Sequence[tuple[int, int]],
+        cap_bytes: int | None = None,
+        copies: Copies | None = None,
+    ) -> None:
         device = next(model.module.parameters()).device
         self.store = HostStore(device, cap_bytes)
         self._copies = copies or copies_for(device)
         self._device_type = device.type
-        self._last_block = len(model.blocks) - 1
+        self._firsts = {start for start, _ in spans}
+        self._lasts = {stop - 1 for _, stop in spans}
         storages = [t.untyped_storage() for t in (*model.module.parameters(), *model.module.buffers())]
         self._owned = {storage._cdata: weakref.ref(storage) for storage in storages}
         """Weak, because a released model must be free to go, and its addresses are then others'."""
@@ -86,21 +97,22 @@ class Offloader:
 
     def _enter(self, index: int) -> None:
         if index <= self._previous:  # the blocks start over: another micro-batch, another graph
-            self._newest = None
             self._stayed_bytes = 0
             self._seen = {key: (at, copy) for key, (at, copy) in self._seen.items() if copy is not None and copy()}
+        if index in self._firsts:
+            self._newest = None
         self._previous = index
         self._group = _Group(self._newest)
 
     def _leave(self, index: int) -> None:
-        """Wait for the copies of the block before, which ran beside this one; behind the last block for all."""
+        """Wait for the copies of the block before, which ran beside this one; behind a span's last block for all."""
         group = self._group
         if group.stored:
             self._newest = group
         if group.sources:
             group.sent = self._copies.mark()
             self._copying.append(group)
-        while len(self._copying) > (0 if index == self._last_block else 1):
+        while len(self._copying) > (0 if index in self._lasts else 1):
             self._copying.pop(0).let_sources_go(self._copies)
 
     def _pack(self, tensor: Tensor) -> "_Kept | _View":

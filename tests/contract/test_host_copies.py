@@ -101,7 +101,7 @@ def test_keywords_that_a_region_keeps_are_moved_once(per_block: bool) -> None:
 )
 def test_views_come_back_as_they_lay(dtype: torch.dtype) -> None:
     model = built(1)
-    own = Offloader(model, None)
+    own = Offloader(model, [(0, len(model.blocks))])
     base = (torch.randn(40, 50) * 9).to(dtype)
     views = [base, base.t(), base[3:17, ::2], base.view(-1)[7:], base[:, :1].expand(40, 8), base.unflatten(1, (5, 10))]
     own._enter(0)
@@ -159,7 +159,7 @@ def test_backward_of_a_step_that_was_given_up_says_so() -> None:
 
 def test_a_tensor_modified_after_it_was_saved_counts_as_it_was() -> None:
     model = built(1)
-    own = Offloader(model, None)
+    own = Offloader(model, [(0, len(model.blocks))])
     x = torch.arange(512.0)
     own._enter(0)
     before = own._pack(x)
@@ -177,7 +177,7 @@ def test_a_tensor_modified_after_it_was_saved_counts_as_it_was() -> None:
 def test_what_stays_is_checked_in_autograds_place() -> None:
     """A parameter, a small tensor, and one over the cap, each modified between forward and backward."""
     for size, cap_bytes in ((8, None), (512, 100)):
-        own = Offloader(built(1), cap_bytes)
+        own = Offloader(built(1), [(0, 1)], cap_bytes)
         x = torch.ones(size)
         own._enter(0)
         packed = own._pack(x)
@@ -293,7 +293,7 @@ def test_memory_that_is_not_needed_any_more_waits_for_its_copy(tiny_run: MakeRun
 
 
 def test_a_source_modified_before_its_copy_is_refused() -> None:
-    own = Offloader(built(1), None, Later())
+    own = Offloader(built(1), [(0, 1)], None, Later())
     x = torch.ones(512)
     own._enter(0)
     packed = own._pack(x)
@@ -301,3 +301,56 @@ def test_a_source_modified_before_its_copy_is_refused() -> None:
     with pytest.raises(RuntimeError, match="modified in place"):
         own._leave(0)
     assert packed is not None
+
+
+SPANS = [
+    Plan(n_layers=L, offload_spans=((0, 1),)),
+    Plan(n_layers=L, offload_spans=((0, 2), (2, 3), (L - 1, L))),
+    Plan(n_layers=L, offload_spans=((1, 3),), regions=(Region(start=1, stop=2), Region(start=3, stop=4))),
+    Plan(n_layers=L, offload_spans=((0, 2),), regions=(Region(start=0, stop=2, children=(Region(start=0, stop=1),)),)),
+]
+
+
+@pytest.mark.parametrize("plan", SPANS, ids=lambda plan: str(plan.offload_spans))
+@pytest.mark.parametrize("family", ["gpt", "llama", "custom"])
+def test_spans_are_bit_identical(tiny_run: MakeRun, family: str, plan: Plan) -> None:
+    config = tiny_run("none", model=FAMILY_SETTINGS[family], train={"grad_accumulation": 2})
+    plain, other = Trial(config, CPU), Trial(config, CPU, plan)
+    copies = late(other)
+    for trial in (plain, other):
+        torch.manual_seed(5)
+        for _ in range(2):
+            trial.step(NoObserver())
+    for a, b in zip(plain.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert copies.n_asked > 0 and offloader(other).store.live_bytes == 0
+
+
+def test_a_span_waits_behind_its_last_block_and_is_not_fetched_from_another(tiny_run: MakeRun) -> None:
+    trial = Trial(tiny_run("none", model={"n_layers": 5}), CPU, Plan(n_layers=5, offload_spans=((0, 2), (2, 4))))
+    late(trial)
+    own = offloader(trial)
+    outstanding: dict[int, int] = {}
+    earlier: dict[int, bool] = {}
+    leave = own._leave
+
+    def left(index: int) -> None:
+        earlier[index] = own._group.earlier is not None
+        leave(index)
+        outstanding[index] = len(own._copying)
+
+    own._leave = left  # type: ignore[method-assign]
+    loss = trial.loss(trial.module(trial.batches[0][0]), trial.batches[0][1])
+    assert outstanding == {0: 1, 1: 0, 2: 1, 3: 0}, "block 4 stays on the device"
+    assert earlier == {0: False, 1: True, 2: False, 3: True}
+    loss.backward()
+    assert own.store.live_bytes == 0
+
+
+def test_what_a_span_moves_is_what_its_blocks_keep(tiny_run: MakeRun) -> None:
+    moved = {}
+    for spans in (((0, 2),), ((2, 4),), ((0, 2), (2, 4))):
+        trial = Trial(tiny_run("none", model={"n_layers": 4}), CPU, Plan(n_layers=4, offload_spans=spans))
+        moved[spans] = trial.count()["host_store_peak_bytes"]
+    whole = Trial(tiny_run("offload", model={"n_layers": 4}), CPU).count()["host_store_peak_bytes"]
+    assert moved[((0, 2),)] + moved[((2, 4),)] == moved[((0, 2), (2, 4))] == whole > 0

@@ -41,6 +41,7 @@ def told(path: Path) -> str:
 PLANS = [
     Plan(n_layers=3),
     Plan(n_layers=3, offload=True),
+    Plan(n_layers=4, offload_spans=((0, 1), (1, 3)), regions=(Region(start=0, stop=1),)),
     Plan(n_layers=3, native=True),
     Plan(n_layers=3, compile_budget=0.25),
     Plan(n_layers=2, regions=(Region(start=0, stop=1), Region(start=1, stop=2, save_ops=("aten.mm", "aten.gelu@2")))),
