@@ -235,7 +235,11 @@ def _entry(connection: Any, text: str, log: str) -> None:
 
 def plan_of(chain: Chain, items: Sequence[Item]) -> Plan:
     """Make the plan that runs these items."""
-    return Plan(n_layers=chain.n_blocks, regions=tuple(item.region for item in items if item.region is not None))
+    return Plan(
+        n_layers=chain.n_blocks,
+        regions=tuple(item.region for item in items if item.region is not None),
+        offload_spans=tuple((item.start, item.stop) for item in items if item.offload),
+    )
 
 
 def _needed(solution: "Solution", estimate: Estimate | None) -> int:

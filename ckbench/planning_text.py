@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ckbench.plan import Region
 from ckbench.planfile import plan_data
 from ckbench.planner.chain import Item
 from ckbench.planner.letters import Letter
@@ -15,7 +14,7 @@ from ckbench.units import clean, format_bytes
 WIDTH = 80
 CELLS = 50
 """Blocks per line of a picture."""
-KEPT, RECOMPUTED = "#", "."
+KEPT, RECOMPUTED, OFFLOADED, RECOMPUTED_OFFLOADED = "#", ".", "^", ","
 SPAN, NESTED = "[-]", "{-}"
 SELECTIVE = "abcdefghijklmnopqrstuvwxyz"
 
@@ -71,6 +70,7 @@ def _slowdown(planned: Planned, point: Solution) -> float:
 def picture(items: Sequence[Item]) -> list[str]:
     """Draw one cell per block: what happens to it, and below the legend of the signs that occur.
 
+    >>> from ckbench.plan import Region
     >>> plain = dict(kept_bytes=0, forward_peak_bytes=0, backward_peak_bytes=0, extra_s=0.0)
     >>> spans = [(0, 1, Region(start=0, stop=1)), (1, 4, Region(start=1, stop=4)), (4, 5, None)]
     >>> print(*picture([Item(start=a, stop=b, region=r, **plain) for a, b, r in spans]), sep="\\n")
@@ -85,6 +85,8 @@ def picture(items: Sequence[Item]) -> list[str]:
         for sign, text in (
             (KEPT, f"{KEPT} kept"),
             (RECOMPUTED, f"{RECOMPUTED} recomputed"),
+            (OFFLOADED, f"{OFFLOADED} kept on the host"),
+            (RECOMPUTED_OFFLOADED, f"{RECOMPUTED_OFFLOADED} recomputed, its input on the host"),
             (SPAN[0], f"{SPAN} recomputed as one segment"),
             (NESTED[0], f"{NESTED} segment, its blocks recomputed one by one in it"),
         )
@@ -98,6 +100,8 @@ def picture(items: Sequence[Item]) -> list[str]:
 
 def _cells(item: Item, names: dict[tuple[str, ...], str]) -> str:
     region, n = item.region, item.stop - item.start
+    if item.offload:
+        return (OFFLOADED if region is None else RECOMPUTED_OFFLOADED) * n
     if region is None:
         return KEPT
     if region.save_ops:
@@ -125,10 +129,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "method": planned.method,
         "checked_by": None if planned.estimate is None else planned.estimate.method,
         "seconds_from": planned.source,
-        "choices": [
-            {"start": item.start, "stop": item.stop, "choice": _name(item.region, item.stop - item.start)}
-            for item in planned.items
-        ],
+        "choices": [{"start": item.start, "stop": item.stop, "choice": _name(item)} for item in planned.items],
         "cheaper": _point(planned, planned.cheaper),
         "faster": _point(planned, planned.faster),
         "left_out": list(planned.left_out),
@@ -136,8 +137,8 @@ def as_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def _name(region: Region | None, n_blocks: int) -> str:
-    return Letter(n_blocks=n_blocks, region=region).name
+def _name(item: Item) -> str:
+    return Letter(n_blocks=item.stop - item.start, region=item.region, offload=item.offload).name
 
 
 def _point(planned: Planned, point: Solution | None) -> dict[str, Any] | None:
@@ -174,7 +175,7 @@ def draw_front(probed: Probed, points: Sequence[Solution], measured: Sequence[di
     return "\n".join(lines) + "\n"
 
 
-LEGEND = "# kept  . recomputed  a-z kept in part  [-] segment  {-} nested segment"
+LEGEND = "# kept  ^ on the host  . recomputed  a-z kept in part  [-] segment  {-} nested segment"
 
 
 def _beside(probed: Probed, points: Sequence[Solution], row: dict[str, Any]) -> dict[str, Any]:
@@ -205,8 +206,7 @@ def front_json(probed: Probed, points: Sequence[Solution], measured: Sequence[di
                 "predicted_slowdown_ratio": probed.chain.slowdown_ratio(point.extra_s or 0.0),
                 "proven_optimal": point.proven_optimal,
                 "choices": [
-                    {"start": item.start, "stop": item.stop, "choice": _name(item.region, item.stop - item.start)}
-                    for item in point.items or ()
+                    {"start": item.start, "stop": item.stop, "choice": _name(item)} for item in point.items or ()
                 ],
             }
             for point in points

@@ -105,7 +105,11 @@ class Profiler:
             with_layers(self.config, n_layers) if self.is_short else self.config,
             self.kind,
             self.workspace_bytes,
-            plan=Plan(n_layers=n_layers, regions=regions),
+            plan=Plan(
+                n_layers=n_layers,
+                regions=regions,
+                offload_spans=tuple((start, start + k) for start in starts) if letter.offload else (),
+            ),
             watch=watch_blocks,
             n_steps=n_steps,
             prepare=_leave_out_update if n_steps == 1 else None,

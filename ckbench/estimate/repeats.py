@@ -56,7 +56,9 @@ class Short:
 
 
 def shorten(plan: Plan, n_kept: int = KEPT[0]) -> Short:
-    """Take out of every run all but a few of its patterns."""
+    """Take out of every run all but a few of its patterns. Raises NotAChain for spans on the host."""
+    if plan.offload_spans:
+        raise NotAChain("what lies on the host at one time is known only of a whole replay")
     runs: list[Run] = []
     regions = {region.start: region for region in plan.regions if region.part == "block"}
     of_parts: dict[int, list[Region]] = {}

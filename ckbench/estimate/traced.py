@@ -38,7 +38,6 @@ class _Row:
     made: dict[int, int]
     """New storages: their key and bytes."""
     writes: bool
-    draws: bool
     is_mutated: bool = False
 
 
@@ -101,7 +100,7 @@ class _Tracer(TorchDispatchMode):
             self._note_outside(work)
         else:
             n_bytes = {key: storage.nbytes() for key, storage in new.items()}
-            row = _Row(work, n_bytes, bool(written), torch.Tag.nondeterministic_seeded in func.tags)
+            row = _Row(work, n_bytes, bool(written))
             self.running[-1].rows.append(row)
             if self.phase == "forward":
                 self._made_by.update(dict.fromkeys(new, row))
@@ -251,7 +250,6 @@ def _operations(found: _Pass, n_rerun: int) -> tuple[Operation, ...]:
                 is_view=not row.made and not row.writes,
                 is_mutated=row.is_mutated,
                 is_rerun=i < n_rerun,
-                draws=row.draws,
             )
         )
     return tuple(operations)

@@ -1,4 +1,4 @@
-"""The chain model: a stack of blocks, what each way of running a span of them costs, and what the rest of a step holds.
+"""The chain that plans are searched on: blocks, what every way to run a span of them costs, and the rest of a step.
 
 All bytes. Blocks run one after the other forward and in reverse backward, so what lives at any moment is a running sum.
 With ``S`` the sum of ``kept_bytes`` of all items before one and ``R`` that of ``released_bytes``, a plan's peak is the
@@ -38,6 +38,8 @@ class Item:
     without what later blocks' gradients added (``later_bytes``)."""
     extra_s: float
     """Seconds its backward takes beyond what keeping everything takes. Never negative."""
+    offload: bool = False
+    """Whether what it keeps waits on the host."""
     released_bytes: int = 0
     """What of ``kept_bytes`` goes when forward and loss have ended, before backward begins."""
 

@@ -50,6 +50,8 @@ class StepCosts:
     """Embedding, head, loss and optimizer."""
     source: str
     """A phrase to print."""
+    link_bytes_per_s: float | None = None
+    """What goes to the host or comes back in a second, one way; None where nobody says."""
 
     @property
     def plain_s(self) -> float:

@@ -1,7 +1,7 @@
 """The ways to run a span of blocks that a planner chooses among, and what each takes in time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 from ckbench.plan import Region
@@ -14,12 +14,20 @@ SEGMENTS = (2, 3, 4)
 """Blocks of a region over several blocks."""
 
 
+OFFLOADED = (1, 2, 4, 8)
+"""Blocks of a span whose kept tensors wait on the host."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A way to run ``n_blocks`` blocks: plainly (None, one block), or under a region that begins at block 0."""
+    """A way to run ``n_blocks`` blocks: plainly (None), or under a region that begins at block 0.
+
+    What plain blocks keep, or the region, stays on the device or waits on the host (``offload``).
+    """
 
     n_blocks: int
     region: Region | None
+    offload: bool = False
 
     def at(self, start: int) -> Region | None:
         """Give the region for a span that begins at block ``start``."""
@@ -29,6 +37,8 @@ class Letter:
     def name(self) -> str:
         """Say in a word or two what happens in the span."""
         region = self.region
+        if self.offload:
+            return f"offload {self.n_blocks}" if region is None else "recompute, offload"
         if region is None:
             return "save"
         if region.save_ops:
@@ -40,6 +50,7 @@ class Letter:
 
 PLAIN = Letter(n_blocks=1, region=None)
 FULL = Letter(n_blocks=1, region=Region(start=0, stop=1))
+FULL_OFFLOADED = replace(FULL, offload=True)
 
 
 def letters(
@@ -48,7 +59,8 @@ def letters(
     """Give the ways worth trying: plain, recomputed, the trade-off points of every kind of block, spans, nested spans.
 
     ``spans``: whether a region may cover several blocks of this model. ``all_lengths``: whether spans of all lengths
-    are worth their replays, or one plain and one nested.
+    are worth their replays, or one plain and one nested. Offloaded ones come last, and only where a link's speed is
+    known.
     """
     found = [PLAIN, FULL]
     for kind in {id(block): i for i, block in enumerate(operations.blocks)}.values():
@@ -56,14 +68,21 @@ def letters(
             if chosen.save_ops:
                 found.append(Letter(n_blocks=1, region=Region(start=0, stop=1, save_ops=chosen.save_ops)))
     if spans:
-        root = max(isqrt(n_layers), SEGMENTS[-1])
-        lengths, nested = (SEGMENTS, (*SEGMENTS, root)) if all_lengths else (SEGMENTS[:1], SEGMENTS[-1:])
+        lengths, nested = (SEGMENTS, (*SEGMENTS, root(n_layers))) if all_lengths else (SEGMENTS[:1], SEGMENTS[-1:])
         for k in lengths:
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k)))
         for k in nested:
             inner = tuple(Region(start=i, stop=i + 1) for i in range(k))
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k, children=inner)))
+    if costs.link_bytes_per_s is not None:
+        offloaded = OFFLOADED if all_lengths else OFFLOADED[:2]
+        found += [*(Letter(n_blocks=k, region=None, offload=True) for k in offloaded), FULL_OFFLOADED]
     return [letter for letter in dict.fromkeys(found) if letter.n_blocks <= n_layers]
+
+
+def root(n_layers: int) -> int:
+    """Give the length of nested spans beside the short ones: about as many blocks as there are spans."""
+    return max(isqrt(n_layers), SEGMENTS[-1])
 
 
 def extra_s(letter: Letter, start: int, operations: StepOperations, costs: StepCosts) -> float:

@@ -18,15 +18,20 @@ of a grid of memory slots; no bytes are rounded). Copies that live until forward
 not modelled.
 
 The first block of a replay works on the region's own input, which stays; a way that lets its input go does not there.
+
+The planner takes its proposals from here (``nested_letters``) and replays each of them: what it then chooses among are
+replayed bytes, not those of this model.
 """
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckbench.plan import Region
 from ckbench.planner.chain import Item
+from ckbench.planner.letters import Letter
 from ckbench.planner.solve_labels import unbeaten
 from ckbench.planner.solve_table import Ints
 
@@ -188,3 +193,19 @@ class _Search:
             if at == n:
                 return Region(start=0, stop=n, children=tuple(children))
             first = rests[n - at].first[k]
+
+
+def nested_letters(block: EqualBlock, lengths: Sequence[int], known: Collection[Letter]) -> list[Letter]:
+    """Give regions worth a replay that are not ``known``: of each length's front both ends and the middle.
+
+    What they take is then replayed, so that figures of ``block`` which leave something out only cost a better choice.
+    """
+    by_length = regions_by_length(block, max(lengths))
+    found = []
+    for n in lengths:
+        front = by_length[n]
+        for at in sorted({0, len(front) // 2, len(front) - 1}):
+            letter = Letter(n_blocks=n, region=front[at].region)
+            if letter.region is not None and letter.region.children and letter not in known:
+                found.append(letter)
+    return found

@@ -1,21 +1,17 @@
 """What a block does, operation by operation, and which of its results are worth keeping inside a recomputed block.
 
 Kept bytes and avoided work add up over the operations whose results a region keeps, as long as candidates exclude
-views, what is later written in place, and what early stop never runs again. So the best choices are a subset-sum
-frontier, and the corners of its hull are the operations taken by seconds avoided per byte.
+views, what is later written in place, and what early stop never runs again. So the corners of what no choice beats are
+the operations taken by seconds avoided per byte.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ckbench.config import RunConfig
 from ckbench.plan import split_save_op
-
-MAX_FRONTIER_POINTS = 200_000
-"""Points of an exact frontier at most: byte sizes of a block are few, so real blocks stay far below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +45,6 @@ class Operation(Work):
     """Whether something writes into its result later on, so that it cannot be kept."""
     is_rerun: bool
     """Whether a recomputation runs it: what comes after the last tensor that backward needs is not."""
-    draws: bool
-    """Whether it may draw random numbers."""
 
     @property
     def save_op(self) -> str:
@@ -119,12 +113,6 @@ def step_operations(config: RunConfig, kind: str) -> StepOperations:
     return trace_step(config, kind)
 
 
-def block_operations(config: RunConfig, kind: str) -> BlockOperations:
-    """Give the operations of one interior block of the stack, as ``step_operations`` does for all."""
-    blocks = step_operations(config, kind).blocks
-    return blocks[len(blocks) // 2]
-
-
 def kept_calls(operations: BlockOperations, save_ops: Sequence[str]) -> frozenset[int]:
     """Give the indices of the operations whose results a region with these ``save_ops`` keeps."""
     wanted = [split_save_op(text) for text in save_ops]
@@ -136,11 +124,6 @@ def kept_calls(operations: BlockOperations, save_ops: Sequence[str]) -> frozense
             if any(name == asked and call in (None, n_calls[name]) for asked, call in wanted):
                 kept.add(i)
     return frozenset(kept)
-
-
-def kept_bytes(operations: BlockOperations, save_ops: Sequence[str]) -> int:
-    """Predict what keeping these results adds to a block that is recomputed otherwise."""
-    return sum(operations.operations[i].kept_bytes for i in kept_calls(operations, save_ops))
 
 
 def rerun(operations: BlockOperations, save_ops: Sequence[str] = ()) -> tuple[int, ...]:
@@ -162,45 +145,10 @@ def spell(operations: BlockOperations, chosen: Sequence[int]) -> tuple[str, ...]
     return tuple(sorted(named, key=lambda text: (split_save_op(text)[0], split_save_op(text)[1] or 0)))
 
 
-def frontier(operations: BlockOperations, op_s: Sequence[float]) -> list[SelectiveSet]:
-    """Give every choice that no other beats in both kept bytes and avoided seconds, by rising bytes; the first
-    adds no byte.
-
-    Exact: a merge of sorted lists, one per candidate. Raises ValueError beyond ``MAX_FRONTIER_POINTS`` points.
-    """
-    points: list[_Point] = [(0, 0.0, None)]
-    for i in operations.candidates:
-        size, seconds = operations.operations[i].kept_bytes, op_s[i]
-        if seconds <= 0:
-            continue
-        longer = [(point[0] + size, point[1] + seconds, (i, point)) for point in points]
-        merged = sorted([*points, *longer], key=lambda point: (point[0], -point[1]))
-        points, best = [], -1.0
-        for point in merged:
-            if point[1] > best:
-                points.append(point)
-                best = point[1]
-        if len(points) > MAX_FRONTIER_POINTS:
-            raise ValueError(f"the exact frontier of a block has more than {MAX_FRONTIER_POINTS} points")
-    return [_set(operations, _chosen(point), point[1]) for point in points]
-
-
-_Point = tuple[int, float, Any]
-"""Bytes, seconds, and what was chosen last with the point before it (None: nothing)."""
-
-
-def _chosen(point: _Point) -> list[int]:
-    chosen = []
-    while point[2] is not None:
-        i, point = point[2]
-        chosen.append(i)
-    return chosen[::-1]
-
-
 def hull(operations: BlockOperations, op_s: Sequence[float]) -> list[SelectiveSet]:
-    """Give the corners of the frontier's upper hull, by rising bytes; the first is empty.
+    """Give the corners of the hull of all choices' bytes and avoided seconds, by rising bytes; the first is empty.
 
-    Exact without a frontier: sums of independent items have their corners where items are taken by value per byte.
+    Exact without trying them: sums of independent items have their corners where items are taken by value per byte.
     """
     worth = [i for i in operations.candidates if op_s[i] > 0]
     worth.sort(key=lambda i: (operations.operations[i].kept_bytes / op_s[i], i))

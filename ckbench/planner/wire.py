@@ -17,6 +17,7 @@ def pack(letter: Letter, figures: dict[int, tuple[int, int, int, int, float]]) -
     place = {value: i for i, value in enumerate(distinct)}
     return {
         "n_blocks": letter.n_blocks,
+        "offload": letter.offload,
         "region": None if letter.region is None else asdict(letter.region),
         "figures": [list(value) for value in distinct],
         "starts": [[start, place[value]] for start, value in sorted(figures.items())],
@@ -28,7 +29,7 @@ def unpack(data: dict[str, Any]) -> Chain:
     items: list[list[Item]] = [[] for _ in range(data["n_blocks"])]
     for packed in data["letters"]:
         region: Region | None = None if packed["region"] is None else region_from_json(packed["region"])
-        letter = Letter(n_blocks=packed["n_blocks"], region=region)
+        letter = Letter(n_blocks=packed["n_blocks"], region=region, offload=packed["offload"])
         for start, place in packed["starts"]:
             kept, forward_peak, backward_peak, released, seconds = packed["figures"][place]
             items[start].append(
@@ -36,6 +37,7 @@ def unpack(data: dict[str, Any]) -> Chain:
                     start=start,
                     stop=start + letter.n_blocks,
                     region=letter.at(start),
+                    offload=letter.offload,
                     kept_bytes=kept,
                     forward_peak_bytes=forward_peak,
                     backward_peak_bytes=backward_peak,

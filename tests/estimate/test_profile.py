@@ -16,7 +16,7 @@ from ckbench.estimate.profile import Profiler
 from ckbench.estimate.replay import replay
 from ckbench.plan import Region
 from ckbench.planner.chain import Chain, Item
-from ckbench.planner.letters import FULL, PLAIN, Letter
+from ckbench.planner.letters import FULL, FULL_OFFLOADED, PLAIN, Letter
 from ckbench.planner.wire import pack, unpack
 from ckbench.planning import plan_of
 from tests.contract.everything import FAMILY_SETTINGS
@@ -35,7 +35,12 @@ def nested(k: int) -> Letter:
     return Letter(n_blocks=k, region=Region(start=0, stop=k, children=inner))
 
 
+def offloaded(k: int) -> Letter:
+    return Letter(n_blocks=k, region=None, offload=True)
+
+
 SHORT_LETTERS = (PLAIN, FULL, MATMULS, segment(2))
+HOST_LETTERS = (PLAIN, FULL, segment(2), offloaded(1), offloaded(2), FULL_OFFLOADED)
 LETTERS = (*SHORT_LETTERS, segment(3), segment(4), nested(2), nested(3))
 
 
@@ -60,6 +65,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "n_kv_heads": 2},
     "vit": {"family": "vit", "dropout": 0.1},
     "reversible": {"residual": "reversible", "dropout": 0.1},
+    "wide": {"d_model": 64},  # what is smaller than a KiB never leaves
+    "wide unequal": {"d_model": 64, "d_ff": (64, 256, 128, 256, 64)},
     "unequal": {"d_ff": (16, 64, 48, 64, 16)},
     "custom": {**FAMILY_SETTINGS["custom"], "args": {"depth": 4}, "n_layers": 4},
     "hf-gpt2": {**FAMILY_SETTINGS["hf-gpt2"], "n_layers": 4},
@@ -147,9 +154,12 @@ FEW = [
     Case("cpu", 4, "custom"),
     pytest.param(Case("cuda", 4, "hf-gpt2", ""), marks=HF),
     Case("cuda", 5, "llama", "two"),
+    Case("cuda", 8, "wide", "bf16", HOST_LETTERS),
 ]
 MANY = [
     *(Case(kind, 13, model, step, LETTERS) for kind in ("cuda", "cpu") for model in ("gpt", "llama", "vit", "reversible") for step in STEPS),
+    *(Case("cuda", 13, "wide", step, (*HOST_LETTERS, offloaded(4))) for step in STEPS),
+    *(Case("cuda", 5, "wide unequal", step, HOST_LETTERS) for step in STEPS),
     *(Case(kind, 5, "unequal", step, LETTERS) for kind in ("cuda", "cpu") for step in ("", "bf16", "two bf16")),
     *(Case(kind, 4, "custom", step, LETTERS) for kind in ("cuda", "cpu") for step in ("", "bf16")),
     *(pytest.param(Case(kind, 4, "hf-gpt2", step, LETTERS), marks=HF) for kind in ("cuda", "cpu") for step in ("", "bf16")),
@@ -170,6 +180,18 @@ def test_mixtures_add_up(tiny_run: MakeRun, case: Case) -> None:
 def test_many_mixtures_add_up(tiny_run: MakeRun, case: Case) -> None:
     for seed in range(3):
         check(tiny_run, case, seed)
+
+
+def test_what_waits_on_the_host_is_not_kept_on_the_device(tiny_run: MakeRun) -> None:
+    _, chain, _ = profiled(tiny_run, Case("cuda", 8, "wide", "bf16", HOST_LETTERS))
+    held = {
+        (item.region is None, item.stop - item.start, item.offload): item.kept_bytes - item.released_bytes
+        for item in chain.items[2]
+    }
+    small = 3 * 1024  # what is below a KiB stays
+    assert 0 <= held[True, 1, True] <= small < held[True, 1, False] / 10
+    assert 0 <= held[True, 2, True] <= 2 * small
+    assert 0 <= held[False, 1, True] <= small < held[False, 1, False]
 
 
 def test_autocast_s_copies_are_released_where_blocks_are_kept(tiny_run: MakeRun) -> None:

@@ -75,7 +75,7 @@ def test_without_tails_seconds_are_the_calls_that_the_plan_predicts(seed: int) -
 
     operation = Operation(
         name="aten.op", overload="default", flops=1, moved_bytes=0, dtype="float32", call=1, out_bytes=1, kept_bytes=1,
-        is_view=False, is_mutated=False, is_rerun=True, draws=False,
+        is_view=False, is_mutated=False, is_rerun=True,
     )  # fmt: skip
     block = BlockOperations(operations=(operation,), backward=(), plain_bytes=1, n_parameters=0)
     n_blocks = 8

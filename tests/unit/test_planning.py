@@ -115,6 +115,29 @@ def test_seconds_are_said_to_be_counted(probed: tuple[Planner, RunConfig]) -> No
     assert planner.probed(config).left_out == ()
 
 
+def test_where_a_link_is_known_blocks_may_wait_on_the_host(tiny_run: MakeRun) -> None:
+    """The floor is lower then, its plan is what a replay takes, and files and pictures say it."""
+    train = {"batch_size": 32, "seq_len": 64, "optimizer": "sgd"}
+    config = tiny_run("none", model={"n_layers": 6, "d_model": 64}, train=train)
+    floors, has_offload = {}, {}
+    for costs in ("auto", CARD):
+        planner = Planner("cuda", Launcher(), costs=costs)
+        chain = planner.probed(config).chain
+        floors[costs] = floor(chain).peak_bytes
+        has_offload[costs] = any(item.offload for items in chain.items for item in items)
+    assert has_offload == {"auto": False, CARD: True}
+    assert floors[CARD] < floors["auto"]
+    assert "31.5 GB/s to the host by PCIe" in planner.probed(config).source
+    with pytest.raises(NothingFits) as caught:
+        planner.plan(config, 1000)
+    found = planner.plan(config, caught.value.least_bytes or 0)
+    assert found.plan.offload_spans and found.slowdown_ratio > 1.0
+    assert found.estimate is not None and found.estimate.method == "replay" and found.estimate.host_bytes
+    assert plan_from_json(found.plan.to_json()) == found.plan
+    assert {"^", ","} & set("".join(picture(found.items)))
+    assert any("offload" in choice["choice"] for choice in as_json(found)["choices"])
+
+
 @pytest.fixture
 def config(tiny_run: MakeRun) -> RunConfig:
     """A trial that is never run."""
