@@ -41,6 +41,10 @@ class Forecast:
             self._known.update(zip(missing, made, strict=True))
         return self._known[config.configuration_id()]
 
+    def known(self, key: str) -> Estimate | None:
+        """Give the estimate of the configuration with this id, if it has been made."""
+        return self._known.get(key)
+
     def warning(self, estimate: Estimate | None) -> str | None:
         """Say why a trial cannot fit the device; None where it can, or nobody knows."""
         needed = estimate.needed_bytes() if estimate is not None else None

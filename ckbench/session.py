@@ -17,6 +17,7 @@ from ckbench.engine.worker import blank_record
 from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED, NothingFits, PlanError
 from ckbench.forecast import Forecast, planner_for
 from ckbench.launch import Launcher
+from ckbench.pace import Pace, work_of
 from ckbench.planning import Planner
 from ckbench.records import FAILED, Record
 from ckbench.store import ResultStore
@@ -184,40 +185,46 @@ def _run_jobs(
     skip_oom: bool,
 ) -> None:
     """Run jobs, each with its place in the whole order; add to ``failed`` the configurations that did not end ok."""
-    begun = time.monotonic()
-    done = 0
+    pace = Pace()
+    keys = [job.config.configuration_id() for _, job in jobs]
+
+    def left_s(position: int) -> float:
+        rest = []
+        for key, (_, job) in zip(keys[position + 1 :], jobs[position + 1 :], strict=True):
+            made = forecast.known(key) if forecast is not None else None
+            if key in failed or (skip_oom and forecast is not None and forecast.warning(made) is not None):
+                continue
+            rest.append((key, work_of(job.config, made)))
+        return pace.left_s(rest)
+
     for position, (order, job) in enumerate(jobs):
-        configuration = job.config.configuration_id()
+        configuration = keys[position]
         if configuration in failed:
             continue  # what does not fit, or fails, does so in every round
         estimate, warning, refusal = None, None, None
-        asked_at = time.monotonic()
         if planner.decides(job.config):
             watcher.trial(job, "plan")
             try:
                 job = replace(job, config=planner.planned(job.config))
             except (NothingFits, PlanError) as error:
                 refusal = str(error)
-            begun += time.monotonic() - asked_at
         if forecast is not None and refusal is None:
             watcher.trial(job, "estimate")
-            asked_at = time.monotonic()
             estimate = forecast.of(job.config, (other.config for _, other in jobs))
-            begun += time.monotonic() - asked_at  # made once for many trials: no measure of how long one takes
             warning = forecast.warning(estimate)
             if warning is not None and job.round == 0 and not skip_oom:
                 watcher.say(f"{job.config.strategy.label}: {warning}")
         if refusal is not None or (warning is not None and skip_oom):
             record = _skipped(job, order, session, refusal or str(warning))
         else:
+            begun = time.monotonic()
             record = measure_job(job, order, session, launcher, lambda phase, job=job: watcher.trial(job, phase))  # type: ignore[misc]
+            pace.note(configuration, time.monotonic() - begun, work_of(job.config, estimate))
         record.estimate_peak_bytes = estimate.peak_allocated_bytes if estimate is not None else None
         _keep(record, job, session, results)
         if record.status != "ok":
             failed.add(configuration)
-        done += 1
-        left = sum(1 for _, other in jobs[position + 1 :] if other.config.configuration_id() not in failed)
-        watcher.done(job, record, (time.monotonic() - begun) / done * left)
+        watcher.done(job, record, left_s(position))
 
 
 def _skipped(job: Job, order: int, session: Session, why: str) -> Record:
