@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckbench import specs
-from ckbench.cards import CUBLAS_WORKSPACE_BYTES, MEASURED_CONTEXTS_MIB
+from ckbench.cards import MEASURED_CONTEXTS_MIB, workspace_bytes
 from ckbench.config import AnyModel, CustomConfig, ModelConfig, RunConfig, RunSettings, TrainConfig
 from ckbench.units import MIB_BYTES
 
 Row = dict[str, str]
 
-WORKSPACE_BYTES = 2 * CUBLAS_WORKSPACE_BYTES["before Hopper"]
+WORKSPACE_BYTES = workspace_bytes(None)
 """cuBLAS has a handle, and PyTorch a workspace for it, in each thread that multiplies: forward's and backward's."""
 AMP = {"fp16 AMP": "fp16"}
 GPT2 = {"n_layer": "layers", "n_embd": "d_model", "n_head": "heads", "vocab_size": "vocab"}

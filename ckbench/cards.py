@@ -41,12 +41,15 @@ CUBLAS_WORKSPACE_BYTES = {"Hopper": 32 * 2**20, "before Hopper": 8_519_680}
 """Workspace of cuBLAS, taken from PyTorch's allocator by the first product and kept: ``:4096:2:16:8`` is 8 519 680
 bytes, and 32 MiB from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch 2.13; the variable
 CUBLAS_WORKSPACE_CONFIG changes it)."""
+N_WORKSPACES = 2
+"""One per thread that multiplies: that of forward, and autograd's thread of the device, which runs backward. A recorded
+profile shows the second (785.27 MiB before, 793.39 MiB after; row S01-5 of docs/estimator.md)."""
 HOPPER_AND_LATER = ("H100 80GB", "H200", "B200", "RTX 5090")
 
 
 def workspace_bytes(card: str | None) -> int:
-    """Give the workspace on a card; an unknown one is taken for one before Hopper."""
-    return CUBLAS_WORKSPACE_BYTES["Hopper" if card in HOPPER_AND_LATER else "before Hopper"]
+    """Give what cuBLAS holds on a card once backward has run; an unknown card is taken for one before Hopper."""
+    return N_WORKSPACES * CUBLAS_WORKSPACE_BYTES["Hopper" if card in HOPPER_AND_LATER else "before Hopper"]
 
 
 def card_bytes(text: str) -> tuple[str, int]:

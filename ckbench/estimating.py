@@ -9,6 +9,7 @@ from ckbench.cards import usable_bytes, workspace_bytes
 from ckbench.compare import Row
 from ckbench.config import RunConfig
 from ckbench.errors import NothingFits, PlanError
+from ckbench.estimate.allocator import has_expandable_segments
 from ckbench.estimates import Estimate
 from ckbench.launch import Launcher, enter_child, last_line
 from ckbench.planning import Planner
@@ -138,7 +139,8 @@ def _header(
     if n_parameters is not None:
         lines[1] += f"; {format_count(n_parameters)} parameters"
     if kind == "cuda":
-        lines.append(f"CUDA: allocator modelled, {format_bytes(workspace_bytes(card[0] if card else None))} for cuBLAS")
+        modelled = "allocator modelled" + (" with expandable segments" if has_expandable_segments() else "")
+        lines.append(f"CUDA: {modelled}, {format_bytes(workspace_bytes(card[0] if card else None))} for cuBLAS")
     else:
         lines.append("CPU: tensor bytes; kernels' own scratch memory is not in them")
     if card is not None:

@@ -10,7 +10,8 @@ each pool is one segment that grows at its end by pages of 2 MiB (small) or 20 M
 """
 
 import bisect
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MIN_BLOCK = 512
@@ -21,6 +22,20 @@ MIN_LARGE_REQUEST = 10 * 2**20
 LARGE_ROUNDING = 2 * 2**20
 BETWEEN_SEGMENTS = 2**40
 """Distance of the addresses of two segments, so that none are neighbours."""
+
+
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that the allocator reads, the newer name first; the first that is set counts."""
+
+
+def has_expandable_segments(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether PyTorch's own settings ask for expandable segments.
+
+    >>> has_expandable_segments({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:True"})
+    True
+    """
+    text = next((environment[name] for name in SETTINGS if name in environment), "")
+    return "expandable_segments:true" in text.replace(" ", "").lower()
 
 
 def rounded(n_bytes: int) -> int:
@@ -48,10 +63,13 @@ class _Block:
 
 
 class CachingAllocator:
-    """The allocator's state; ``peak_*`` are the largest values since ``reset_peaks``."""
+    """The allocator's state; ``peak_*`` are the largest values since ``reset_peaks``.
 
-    def __init__(self, *, expandable: bool = False) -> None:
-        self.expandable = expandable
+    ``expandable``: whether segments grow; left out, what the environment asks of PyTorch.
+    """
+
+    def __init__(self, *, expandable: bool | None = None) -> None:
+        self.expandable = has_expandable_segments() if expandable is None else expandable
         self.requested = self.allocated = self.reserved = 0
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}

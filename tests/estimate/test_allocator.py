@@ -7,14 +7,36 @@ from hypothesis import strategies as st
 from ckbench.estimate.allocator import (
     LARGE_SEGMENT,
     MIN_LARGE_REQUEST,
+    SETTINGS,
     SMALL_REQUEST,
     SMALL_SEGMENT,
     CachingAllocator,
+    has_expandable_segments,
     rounded,
     segment_bytes,
 )
 
 MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("environment", "grows"),
+    [
+        ({}, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:true"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False),
+        ({"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
+    ],
+)
+def test_the_environment_s_setting_is_pytorch_s(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], grows: bool
+) -> None:
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert has_expandable_segments() == CachingAllocator().expandable == grows
 
 
 @pytest.mark.parametrize(("asked", "given_"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
