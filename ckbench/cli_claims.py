@@ -24,12 +24,12 @@ def claims(
 ) -> None:
     """Measure what articles and papers say of checkpointing, and print a verdict on each claim."""
     from ckbench.claims import making
-    from ckbench.claims.drawing import check_format
+    from ckbench.claims.drawing import FORMATS
     from ckbench.launch import Launcher
     from ckbench.progress import watcher
     from ckbench.session import exit_code
 
-    check_format(format_)
+    output.check_format(format_, FORMATS)
     names = making.chosen(only)
     launcher = Launcher()
     sets = sets_of(device, set_, rounds, None, pin, False)
@@ -58,7 +58,7 @@ def verdicts(path: Path, *, format_: str, width: int | None) -> str:
     from ckbench.claims import drawing, evidence
     from ckbench.claims.catalogue import judge
 
-    drawing.check_format(format_)
+    output.check_format(format_, drawing.FORMATS)
     found, skipped = evidence.read(path)
     judged = [(each, judge(each)) for each in found]
     return drawing.draw(judged, format_=format_, source=path.as_posix(), skipped=skipped, width=width)

@@ -36,8 +36,7 @@ def estimate(
 
     if device not in ("cuda", "cpu"):
         raise CkbenchError(f"--device {device!r}: cuda or cpu")
-    if format_ not in ("console", "md", "json"):
-        raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
+    output.check_format(format_, ("console", "md", "json"))
     if method not in ("auto", "replay", "chain"):
         raise CkbenchError(f"--method {method!r}: auto, replay or chain")
     card = None if gpu is None else card_bytes(gpu)
@@ -81,8 +80,7 @@ def explain(
 
     if device not in ("cuda", "cpu"):
         raise CkbenchError(f"--device {device!r}: cuda or cpu")
-    if format_ not in ("console", "json"):
-        raise CkbenchError(f"--format {format_!r}: this command writes console or json")
+    output.check_format(format_, ("console", "json"))
     kind = "real" if real else device
     asked = list(diff) if diff else strategy
     loaded = study.load(file, sets=tuple(set_ or ()), strategies=parse_strategies(asked))

@@ -48,8 +48,7 @@ def plan(
     _misplaced("a plan", {"--step": step is not None, "--estimate": by_estimate})
     if strategy and not (front and verify):
         raise CkbenchError("--strategy has nothing to do here: a plan is no strategy's; it goes with --front --verify")
-    if format_ not in ("console", "json"):
-        raise CkbenchError(f"--format {format_!r}: a plan is written as console or json")
+    output.check_format(format_, ("console", "json"))
     if budget is None and not front:
         raise CkbenchError('give --budget, as 16GiB, 80% or "A100 40GB"; or --front, or --max')
     if front:
@@ -231,8 +230,7 @@ def _largest(
 
     if max_ not in largest.AXES:
         raise CkbenchError(f"--max {max_!r}{registry.did_you_mean(max_, largest.AXES)}")
-    if format_ not in ("console", "md", "json"):
-        raise CkbenchError(f"--format {format_!r}: this command writes console, md or json")
+    output.check_format(format_, ("console", "md", "json"))
     card, budget_bytes = _budget(budget)
     sets = sets_of(None if by_estimate else device, set_, None, None, False, False)
     loaded = study.load(file, sets=sets, strategies=parse_strategies(strategy))

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckbench.config import digest
+from ckbench.errors import ConfigError
 from ckbench.records import FIELDS, MEMORY_FIELDS
+from ckbench.registry import did_you_mean
 from ckbench.statistics import geometric_interval, paired_ratio
 
 SAME_ENVIRONMENT = (
@@ -76,6 +78,13 @@ class Comparison:
     """Baseline strategy by group."""
     fallback_groups: frozenset[str]
     """Groups whose baseline is not the one asked for, because that one did not end ok."""
+
+
+def check_baseline(records: Sequence[dict[str, Any]], baseline: str | None) -> None:
+    """Refuse a baseline that no record has. Raises ConfigError."""
+    if baseline is not None and all(record["strategy"] != baseline for record in records):
+        known = dict.fromkeys(record["strategy"] for record in records)
+        raise ConfigError(f"no record has the strategy {baseline!r}{did_you_mean(baseline, known)}")
 
 
 def compare(

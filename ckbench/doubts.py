@@ -283,14 +283,18 @@ def _parity_unknown(comparison: Comparison, groups: list[list[Row]]) -> Iterator
     )
 
 
+def is_busy(environment: dict[str, Any]) -> bool:
+    """Tell whether a trial's machine had other work to do than the trial."""
+    load, threads = environment.get("load_1min"), environment.get("threads")
+    return isinstance(load, int | float) and isinstance(threads, int) and load > threads + BUSY_LOAD_MARGIN
+
+
 def _machine(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
     loads = []
     for row in comparison.rows:
         for record in row.records:
-            facts = record["environment"]
-            load, threads = facts.get("load_1min"), facts.get("threads")
-            if isinstance(load, int | float) and isinstance(threads, int) and load > threads + BUSY_LOAD_MARGIN:
-                loads.append((load, threads))
+            if is_busy(record["environment"]):
+                loads.append((record["environment"]["load_1min"], record["environment"]["threads"]))
     if loads:
         load, threads = max(loads)
         yield Doubt(

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ckbench.compare import compare, row_json
+from ckbench.compare import check_baseline, compare, row_json
 from ckbench.config import Section, StrategySpec
 from ckbench.errors import ConfigError
 from ckbench.plan import Plan
 from ckbench.records import Record
-from ckbench.registry import did_you_mean
 from ckbench.study import SECTION_CLASSES
 
 if TYPE_CHECKING:
@@ -102,9 +101,7 @@ def frame(
     plain = [record.to_json() if isinstance(record, Record) else dict(record) for record in records]
     if baseline is not None and not pooled:
         raise ConfigError("baseline goes with pooled=True: ratios are of rows, not of trials")
-    if baseline is not None and all(record["strategy"] != baseline for record in plain):
-        known = dict.fromkeys(record["strategy"] for record in plain)
-        raise ConfigError(f"no record has the strategy {baseline!r}{did_you_mean(baseline, known)}")
+    check_baseline(plain, baseline)
     if pooled:
         plain = [row_json(row) for row in compare(plain, baseline=baseline).rows]
     import pandas as pd

@@ -5,9 +5,11 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from ckbench.errors import CkbenchError
+from ckbench.errors import CkbenchError, ConfigError
+from ckbench.registry import did_you_mean
 
 READER_HAS_LEFT = (errno.EPIPE, errno.EINVAL)  # Windows says EINVAL of a closed pipe
 NEAREST_ASCII = str.maketrans("─·▁▂▃▄▅▆▇█│┤└┬┐┄┆●○×", "-*.:-=+*#@||+++-:*ox")
@@ -54,3 +56,9 @@ def _give_up(stream: Any) -> None:
     """Let what is still buffered go nowhere; Python would try it again, and complain, when it ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def check_format(format_: str, known: Sequence[str]) -> None:
+    """Refuse a format that a command does not write. Raises ConfigError."""
+    if format_ not in known:
+        raise ConfigError(f"--format {format_!r}{did_you_mean(format_, known)}")

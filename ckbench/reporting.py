@@ -6,8 +6,8 @@ from typing import Any
 
 from ckbench import output, registry, store, table
 from ckbench.cards import room
-from ckbench.compare import Comparison, Row, compare, flat_names, look_up, sort_key, varied_keys
-from ckbench.errors import CkbenchError, ConfigError, StoreError
+from ckbench.compare import Comparison, Row, check_baseline, compare, flat_names, look_up, sort_key, varied_keys
+from ckbench.errors import CkbenchError, ConfigError
 from ckbench.reports.base import Budget, FileReport, Findings, Report
 from ckbench.store import Skipped
 from ckbench.table import Table
@@ -31,10 +31,7 @@ def report(
     """Draw what is stored below ``path``. Raises StoreError where there is nothing to show."""
     plugin = registry.load("reports", format_)
     asked = [budget(text) for text in budgets]
-    records, skipped = store.read(path)
-    if not records:
-        hint = f"; passed over: {skipped[0]}" if skipped else "; `ckbench run` makes some"
-        raise StoreError(f"{path}: no ckbench records{hint}")
+    records, skipped = store.read_some(path)
     found = findings(
         records,
         group_by=group_by,
@@ -89,9 +86,7 @@ def findings(
     charts: bool = True,
 ) -> Findings:
     """Compare records and lay the rows out: what every format draws from."""
-    if baseline is not None and all(record["strategy"] != baseline for record in records):
-        known = dict.fromkeys(record["strategy"] for record in records)
-        raise ConfigError(f"no record has the strategy {baseline!r}{registry.did_you_mean(baseline, known)}")
+    check_baseline(records, baseline)
     comparison = compare(records, all_sessions=all_sessions, baseline=baseline)
     whole = table.build(comparison, skipped=skipped)
     parts = [whole]

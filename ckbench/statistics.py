@@ -1,8 +1,9 @@
-"""Medians, intervals and ratios of step times, with their sources."""
+"""Medians, intervals and ratios of step times, and straight lines through figures, with their sources."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from ckbench.host import interrupts_deferred
@@ -149,3 +150,27 @@ def t_quantile(degrees: int) -> float:
         from scipy.special import stdtrit  # scipy.special alone loads in a tenth of scipy.stats' second
 
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """y = start + slope·x, with the share of the scatter that it explains."""
+
+    start: float
+    slope: float
+    r2: float
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
+    """Fit by least squares; needs two different x. R² is 1 where all y are equal.
+
+    >>> fit_line([1, 2, 3], [3, 5, 7])
+    Line(start=1.0, slope=2.0, r2=1.0)
+    """
+    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    spread = math.fsum((x - mean_x) ** 2 for x in xs)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    start = mean_y - slope * mean_x
+    left = math.fsum((y - start - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    total = math.fsum((y - mean_y) ** 2 for y in ys)
+    return Line(start=start, slope=slope, r2=1.0 if total == 0 else 1 - left / total)

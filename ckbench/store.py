@@ -173,6 +173,15 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[Skipped]]:
     return records, skipped
 
 
+def read_some(path: Path, *, maker: str = "`ckbench run`") -> tuple[list[dict[str, Any]], list[Skipped]]:
+    """Read as ``read`` does. Raises StoreError also where there is no record; ``maker`` is what makes some."""
+    records, skipped = read(path)
+    if not records:
+        hint = f"; passed over: {skipped[0]}" if skipped else f"; {maker} makes some"
+        raise StoreError(f"{path}: no ckbench records{hint}")
+    return records, skipped
+
+
 def _files(path: Path) -> list[Path]:
     try:
         if path.is_file():

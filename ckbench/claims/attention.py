@@ -4,8 +4,8 @@ from ckbench.claims.base import Figure, Undecided, Verdict
 from ckbench.claims.cost import slowdown
 from ckbench.claims.depth import SAME
 from ckbench.claims.evidence import Evidence
-from ckbench.claims.fitting import fit_line
 from ckbench.claims.size import per_layer
+from ckbench.statistics import fit_line
 
 STUDY = "attention_scores"
 SEVENTY = (0.65, 0.75)

@@ -7,8 +7,9 @@ from typing import Literal
 from ckbench.claims.evidence import Evidence
 from ckbench.units import UNKNOWN, format_count
 
-Outcome = Literal["holds", "holds only if", "does not hold", "not measured here"]
-OUTCOMES: tuple[Outcome, ...] = ("holds", "holds only if", "does not hold", "not measured here")
+Outcome = Literal["holds", "holds only if", "does not hold", "undecided", "not measured here"]
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds only if", "does not hold", "undecided", "not measured here")
+"""Undecided: the figures are there and cannot tell."""
 Unit = Literal["bytes", "x", "share", "count", "FLOPs", "bytes/FLOP"]
 
 

@@ -214,12 +214,14 @@ class Judged:
 
 
 def judge(evidence: Evidence, claims: tuple[Claim, ...] = CLAIMS) -> list[Judged]:
-    """Judge every claim; one whose figures are missing, or cannot tell, is not measured here."""
+    """Judge every claim by what is there."""
     judged = []
     for claim in claims:
         try:
             verdict = claim.judge(evidence)
-        except (NotMeasured, Undecided) as error:
+        except NotMeasured as error:
             verdict = Verdict(outcome="not measured here", reason=f"{error}.")
+        except Undecided as error:
+            verdict = Verdict(outcome="undecided", reason=f"{error}.")
         judged.append(Judged(claim=claim, verdict=verdict))
     return judged

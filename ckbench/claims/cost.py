@@ -107,7 +107,7 @@ def time_of_that(evidence: Evidence) -> Verdict:
         "The interval reaches beyond 1.2 to 1.4 or is wider, so these rounds do not decide it; more of them on a quiet"
         " machine do. The counted FLOPs say what to expect where matrix products dominate."
     )
-    return Verdict(outcome="not measured here", reason=reason, figures=figures)
+    return Verdict(outcome="undecided", reason=reason, figures=figures)
 
 
 def half_with_ffn(evidence: Evidence) -> Verdict:

@@ -4,7 +4,7 @@ import math
 
 from ckbench.claims.base import Figure, Undecided, Verdict
 from ckbench.claims.evidence import Evidence
-from ckbench.claims.fitting import Line, fit_line
+from ckbench.statistics import Line, fit_line
 
 STUDY = "memory_laws"
 GOOD_FIT = 0.999

@@ -5,11 +5,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from ckbench import output
 from ckbench.claims.base import OUTCOMES
 from ckbench.claims.catalogue import ESTIMATED, SEARCHED, Judged
 from ckbench.claims.evidence import Evidence
-from ckbench.errors import ConfigError
-from ckbench.registry import did_you_mean
+from ckbench.doubts import is_busy
 from ckbench.store import Skipped
 from ckbench.units import clean
 
@@ -31,7 +31,7 @@ def draw(
     width: int | None = None,
 ) -> str:
     """Write the verdicts of every device. ``source`` is the folder the figures are from. Raises ConfigError."""
-    check_format(format_)
+    output.check_format(format_, FORMATS)
     if format_ == "json":
         told = [_json(evidence, items) for evidence, items in judged]
         return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
@@ -40,13 +40,6 @@ def draw(
     parts = [_console(evidence, items, width or PLAIN_WIDTH) for evidence, items in judged]
     passed_over = "".join(f"not used: {skip}\n" for skip in skipped)
     return "\n".join(parts) + passed_over
-
-
-def check_format(format_: str) -> None:
-    """Refuse a format that verdicts have no text for. Raises ConfigError."""
-    if format_ not in FORMATS:
-        either = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ConfigError(f"--format {format_!r}{did_you_mean(format_, FORMATS)}: claims are written as {either}")
 
 
 def count(items: list[Judged]) -> str:
@@ -66,15 +59,10 @@ def conditions(evidence: Evidence) -> list[str]:
     dates = sorted(row["started_at"][:10] for row in rows if row["started_at"])
     if dates:
         lines.append(f"date: {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""))
-    busy = [row for row in rows if _is_busy(row["environment"])]
+    busy = [row for row in rows if is_busy(row["environment"])]
     if busy:
         lines.append(f"busy: other work ran during {len(busy)} of {len(rows)} rows; times suffer from it, bytes do not")
     return [clean(line) for line in lines]
-
-
-def _is_busy(environment: dict[str, Any]) -> bool:
-    load, threads = environment.get("load_1min"), environment.get("threads")
-    return isinstance(load, int | float) and isinstance(threads, int) and load > threads + 0.5
 
 
 def headline(item: Judged) -> str:

@@ -118,7 +118,7 @@ def offload_beats_recompute(evidence: Evidence) -> Verdict:
     if offload_low > block_high:
         reason = f"Recomputation is faster here: it would take a link with which {condition}."
         return Verdict(outcome="does not hold", reason=reason, figures=tuple(figures))
-    return Verdict(outcome="not measured here", reason="The intervals overlap.", figures=tuple(figures))
+    return Verdict(outcome="undecided", reason="The intervals overlap.", figures=tuple(figures))
 
 
 def _ratio(row: dict[str, object], base: dict[str, object]) -> float | None:

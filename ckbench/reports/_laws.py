@@ -4,10 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ckbench.statistics import fit_line
 from ckbench.units import format_bytes
 
 MIN_DEPTHS = 4
 """Two depths fit any line and three nearly; from four on R² says something."""
+EXPECTED_ROOT = {"none": False, "per-block": False, "sqrt": True}
+"""Whether theory expects a + b·√L, by strategy name; others get the law that fits better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +33,32 @@ class Law:
         return f"{a} {sign} {b}·{'√L' if self.is_root else 'L'}, R² {self.r_squared:.4f}"
 
 
-def fit(depths: Sequence[int], n_bytes: Sequence[int]) -> Law | None:
-    """Fit both laws and give the better; the straight line where the root fits no better.
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """One strategy's law over the depths, and how well the other law would fit."""
 
-    None with fewer than four different depths. Ordinary least squares on two coefficients, as in any textbook.
+    law: Law | None
+    other: Law | None
+    is_expected: bool
+    """Whether theory names this law, and not the better fit."""
+
+
+def fitted(strategy: str, depths: Sequence[int], n_bytes: Sequence[int]) -> Fitted:
+    """Fit both laws; the law is the one that theory names for the strategy (as typed), or else the better one.
+
+    No laws with fewer than four different depths.
     """
-    laws = [law for law in (fit_as(depths, n_bytes, is_root=False), fit_as(depths, n_bytes, is_root=True)) if law]
-    return max(laws, key=lambda law: law.r_squared, default=None)
+    straight, root = (_fit(depths, n_bytes, is_root) for is_root in (False, True))
+    expected = EXPECTED_ROOT.get(strategy.partition(",")[0])
+    is_root = expected
+    if is_root is None:
+        is_root = straight is not None and root is not None and root.r_squared > straight.r_squared
+    law, other = (root, straight) if is_root else (straight, root)
+    return Fitted(law=law, other=other, is_expected=expected is not None)
 
 
-def fit_as(depths: Sequence[int], n_bytes: Sequence[int], *, is_root: bool) -> Law | None:
-    """Fit one of the two laws; None with fewer than four different depths."""
+def _fit(depths: Sequence[int], n_bytes: Sequence[int], is_root: bool) -> Law | None:
     if len(set(depths)) < MIN_DEPTHS:
         return None
-    return _fit([math.sqrt(depth) if is_root else float(depth) for depth in depths], n_bytes, is_root)
-
-
-def _fit(x: Sequence[float], y: Sequence[float], is_root: bool) -> Law:
-    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    spread = math.fsum((value - mean_x) ** 2 for value in x)
-    b = math.fsum((u - mean_x) * (v - mean_y) for u, v in zip(x, y, strict=True)) / spread
-    a = mean_y - b * mean_x
-    off = math.fsum((v - a - b * u) ** 2 for u, v in zip(x, y, strict=True))
-    whole = math.fsum((v - mean_y) ** 2 for v in y)
-    # What does not grow at all is on its line, up to rounding
-    return Law(is_root=is_root, a_bytes=a, b_bytes=b, r_squared=1 - off / whole if whole else 1.0)
+    line = fit_line([math.sqrt(depth) if is_root else float(depth) for depth in depths], n_bytes)
+    return Law(is_root=is_root, a_bytes=line.start, b_bytes=line.slope, r_squared=line.r2)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckbench.compare import Row
-from ckbench.reports._laws import Law, fit_as
+from ckbench.reports._laws import Fitted
 from ckbench.reports._page_figures import DASHES, SYMBOLS, Figure, Looks, colour
 from ckbench.reports._page_text import label
 from ckbench.reports._pareto import name_of_group
@@ -19,20 +19,7 @@ QUANTITIES = (
 )
 """Parameters, optimizer state and gradients grow with depth under every strategy: laws of recomputation are about what
 is left without them."""
-EXPECTED_ROOT = {"none": False, "per-block": False, "sqrt": True}
-"""Whether theory expects a + b·√L, by strategy name; others get the law that fits better."""
 CURVE_POINTS = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """One strategy's law over the depths, and how well the other law would fit."""
-
-    strategy: str
-    law: Law | None
-    other: Law | None
-    is_expected: bool
-    """Whether theory names this law, and not the better fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +30,8 @@ class Depths:
     sweep: str
     """What its rows share that other sweeps do not; empty where there is one."""
     figure: Figure
-    laws: list[Fitted]
+    laws: list[tuple[str, Fitted]]
+    """By strategy."""
 
 
 def depths(rows: Sequence[Row], varied: Sequence[str], looks: Looks) -> list[Depths]:
@@ -53,21 +41,10 @@ def depths(rows: Sequence[Row], varied: Sequence[str], looks: Looks) -> list[Dep
     for field, quantity in QUANTITIES:
         for values, lines in sweeps(rows, varied, field):
             figure = _figure(lines, quantity, looks)
-            laws = [_fitted(line) for line in lines]
+            laws = [(line.label, line.fitted) for line in lines]
             sweep = clean(name_of_group(values, others))
             found.append(Depths(quantity=quantity, sweep=sweep, figure=figure, laws=laws))
     return sorted(found, key=lambda each: each.sweep)  # quantities of one sweep stay together, in their order
-
-
-def _fitted(line: Line) -> Fitted:
-    straight = fit_as(line.depths, line.n_bytes, is_root=False)
-    root = fit_as(line.depths, line.n_bytes, is_root=True)
-    expected = EXPECTED_ROOT.get(line.label.partition(",")[0])
-    is_root = expected
-    if is_root is None:
-        is_root = straight is not None and root is not None and root.r_squared > straight.r_squared
-    law, other = (root, straight) if is_root else (straight, root)
-    return Fitted(strategy=line.label, law=law, other=other, is_expected=expected is not None)
 
 
 def _figure(lines: Sequence[Line], quantity: str, looks: Looks) -> Figure:
@@ -86,7 +63,7 @@ def _figure(lines: Sequence[Line], quantity: str, looks: Looks) -> Figure:
                 "hovertemplate": f"%{{x}} layers: %{{y:.4~g}} {unit}<extra>%{{fullData.name}}</extra>",
             }
         )
-        law = _fitted(line).law
+        law = line.fitted.law
         if law is None:
             continue
         first, last = line.depths[0], line.depths[-1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckbench.compare import Row, look_up
-from ckbench.reports._page_depth import Fitted
+from ckbench.reports._laws import Fitted
 from ckbench.reports._page_text import marked, safe
 from ckbench.reports._pareto import WORDS, standings
 from ckbench.reports._verdicts import Verdict
@@ -28,17 +28,17 @@ def verdict_list(verdicts: Sequence[Verdict]) -> str:
     return f'<ul class="verdicts">{"".join(items)}</ul>'
 
 
-def laws_table(laws: Sequence[Fitted]) -> str:
+def laws_table(laws: Sequence[tuple[str, Fitted]]) -> str:
     """Write the fitted laws of one chart."""
     rows = []
-    for fitted in laws:
+    for strategy, fitted in laws:
         if fitted.law is None:
-            rows.append([fitted.strategy, UNKNOWN, "too few depths for a law (four are needed)", UNKNOWN])
+            rows.append([strategy, UNKNOWN, "too few depths for a law (four are needed)", UNKNOWN])
             continue
         text, _, r_squared = str(fitted.law).rpartition(", R\u00b2 ")
         other = UNKNOWN if fitted.other is None else f"{fitted.other.r_squared:.4f}"
         why = "expected" if fitted.is_expected else "better fit"
-        rows.append([fitted.strategy, r_squared, f"{text} ({why})", other])
+        rows.append([strategy, r_squared, f"{text} ({why})", other])
     head = _cells("th", ["strategy", "R\u00b2", "law, L layers", "R\u00b2 of the other law"])
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table class="laws"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

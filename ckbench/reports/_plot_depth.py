@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckbench.compare import Row, look_up
-from ckbench.reports._laws import Law, fit
+from ckbench.reports._laws import Fitted, fitted
 from ckbench.reports._plot_style import COLOURS, LINES, MARKS, memory_unit, new_figure
 from ckbench.units import clean
 
@@ -27,9 +27,9 @@ class Line:
     n_bytes: list[int]
 
     @property
-    def law(self) -> Law | None:
-        """The law that fits best; None with too few depths."""
-        return fit(self.depths, self.n_bytes)
+    def fitted(self) -> Fitted:
+        """Its law."""
+        return fitted(self.label, self.depths, self.n_bytes)
 
 
 def sweeps(
@@ -69,7 +69,7 @@ def draw(lines: Sequence[Line], title: str) -> Any:
     divisor, unit = memory_unit([n_bytes for line in lines for n_bytes in line.n_bytes])
     for i, (line, text) in enumerate(zip(lines, texts, strict=True)):
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
-        law = line.law
+        law = line.fitted.law
         axes.plot(line.depths, [n / divisor for n in line.n_bytes], linestyle="none", label=text, **look)
         if law is not None:
             first, last = line.depths[0], line.depths[-1]
@@ -92,5 +92,5 @@ def draw(lines: Sequence[Line], title: str) -> Any:
 
 
 def _told(line: Line) -> str:
-    law = line.law
+    law = line.fitted.law
     return f"{line.label}: {law if law is not None else 'too few depths for a law'}"

@@ -143,7 +143,7 @@ def test_console_fits_its_width(width: int) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match="console, md or json"):
+    with pytest.raises(ConfigError, match="have: console, md, json"):
         drawn("html")
 
 

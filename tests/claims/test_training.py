@@ -105,7 +105,7 @@ def test_offload_is_not_decided_without_a_link_and_the_condition_is_stated() -> 
     [
         ((1.05, 1.10), (1.25, 1.30), "holds only if"),
         ((1.50, 1.60), (1.25, 1.30), "does not hold"),
-        ((1.20, 1.40), (1.25, 1.30), "not measured here"),
+        ((1.20, 1.40), (1.25, 1.30), "undecided"),
     ],
 )
 def test_offload_is_judged_by_time_on_a_device_with_a_link(

@@ -172,7 +172,7 @@ def test_text_from_files_steers_nothing(ckbench: Run, measure: Measure) -> None:
         (("a", "empty"), "empty: no ckbench records; `ckbench run` makes some\n"),
         (("a", "a"), "A and B hold the same records; compare two measurements, each in a place of its own\n"),
         (("a", "wide"), "A and B have no configuration (model, train and strategy) in common; measure one study in both\n"),
-        (("a", "b", "--format", "csv"), "--format 'csv': this command writes console, md or json\n"),
+        (("a", "b", "--format", "csv"), "--format 'csv'; have: console, md, json\n"),
         (("a", "b", "--fail-above", "time:3%"), "--fail-above 'time:3%': unknown quantity 'time'; have: step, peak\n"),
         (("a", "b", "--fail-above", "step=3%"), "--fail-above 'step=3%': write a quantity and percent, for example step:3% or peak:1%\n"),
         (("a", "b", "--fail-above", "step:3%", "--fail-above", "step:4%"), "--fail-above gives step twice; keep one of them\n"),

@@ -118,8 +118,8 @@ def test_explain_the_difference_of_two_strategies(study: Run) -> None:
         (("estimate",), "give a study file, or a range such as --layers 2..48"),
         (("estimate", "study.yaml", "--gpu", "A101"), "unknown card 'A101'"),
         (("estimate", "study.yaml", "--device", "tpu"), "--device 'tpu': cuda or cpu"),
-        (("estimate", "study.yaml", "--format", "csv"), "this command writes console, md or json"),
-        (("explain", "study.yaml", "--format", "md"), "this command writes console or json"),
+        (("estimate", "study.yaml", "--format", "csv"), "--format 'csv'; have: console, md, json"),
+        (("explain", "study.yaml", "--format", "md"), "--format 'md'; have: console, json"),
         (("explain", "study.yaml", "-s", "per-bloc"), "unknown strategy 'per-bloc'; did you mean 'per-block'?"),
     ],
 )

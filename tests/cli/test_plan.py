@@ -80,7 +80,7 @@ def test_nothing_fits_is_exit_3_with_the_least_budget(ckbench: Run) -> None:
         (("--max", "width", "--budget", "1GiB"), "--max 'width'; have: batch, seq-len, layers"),
         (("--max", "batch", "--budget", "16"), "--budget: '16' has no unit"),
         (("--max", "batch"), "without a GPU memory has no end of its own; give --budget"),
-        (("--max", "batch", "--budget", "1GiB", "--format", "csv"), "--format 'csv': this command writes"),
+        (("--max", "batch", "--budget", "1GiB", "--format", "csv"), "--format 'csv'; have: console, md, json"),
     ],
 )
 def test_what_cannot_be_asked_is_said(
@@ -246,7 +246,7 @@ def test_the_front(ckbench: Run, made: Made) -> None:
         (("--budget", "16"), "'16' has no unit"),
         (("--budget", "120%"), "budget '120%': a share lies above 0 and goes up to 100%"),
         (("--budget", "banana"), "unknown card 'banana'"),
-        (("--budget", "1GiB", "--format", "md"), "--format 'md': a plan is written as console or json"),
+        (("--budget", "1GiB", "--format", "md"), "--format 'md'; have: console, json"),
         (("--budget", "1GiB", "--step", "2"), "--step has nothing to do beside a plan; leave it out"),
         (("--budget", "1GiB", "--estimate"), "--estimate has nothing to do beside a plan; leave it out"),
         (("--budget", "1GiB", "-s", "none"), "--strategy has nothing to do here"),

@@ -4,10 +4,14 @@ import math
 
 import pytest
 
-from ckbench.reports._laws import fit
+from ckbench.reports._laws import Law, fitted
 
 MIB = 2**20
 DEPTHS = [4, 9, 16, 25, 36]
+
+
+def fit(depths: list[int], n_bytes: list[int]) -> Law | None:
+    return fitted("every-k:4", depths, n_bytes).law
 
 
 @pytest.mark.parametrize("is_root", [False, True])
@@ -39,3 +43,16 @@ def test_what_shrinks_has_a_minus() -> None:
 @pytest.mark.parametrize("depths", [[], [4], [4, 8, 12], [4, 4, 8, 12]])
 def test_too_few_depths_have_no_law(depths: list[int]) -> None:
     assert fit(depths, [depth * MIB for depth in depths]) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_root"), [("none", False), ("per-block,skip_last", False), ("sqrt", True), ("sqrt+offload", False)]
+)
+def test_theory_names_the_law_of_some(strategy: str, is_root: bool) -> None:
+    """Even where the other fits better; what changes the strategy leaves it open."""
+    other = [round((math.sqrt(depth) if not is_root else depth) * MIB) for depth in DEPTHS]
+    found = fitted(strategy, DEPTHS, other if strategy != "sqrt+offload" else [depth * MIB for depth in DEPTHS])
+    assert found.law is not None and found.other is not None
+    assert found.law.is_root == is_root and found.is_expected == (strategy != "sqrt+offload")
+    if found.is_expected:
+        assert found.other.r_squared > found.law.r_squared

@@ -181,7 +181,7 @@ def test_names_are_shown_as_they_are(styled: None) -> None:
 
 def test_depth_has_the_law_of_every_strategy(styled: None) -> None:
     ((_, lines),) = _plot_depth.sweeps(compare(sweep()).rows, ("model.n_layers",))
-    assert {line.label: line.law.is_root for line in lines if line.law} == {"none": False, "sqrt": True}
+    assert {line.label: line.fitted.law.is_root for line in lines if line.fitted.law} == {"none": False, "sqrt": True}
     figure = _plot_depth.draw(lines, "")
     check_figure(figure)
     written = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -197,7 +197,7 @@ def test_other_axes_divide_sweeps_and_failures_are_no_points() -> None:
     ]
     swept = _plot_depth.sweeps(compare(records).rows, ("model.n_layers", "train.batch_size"))
     assert [values["train"]["batch_size"] for values, _ in swept] == [2, 4]
-    assert all(line.depths == [4, 9, 16] and line.law is None for _, lines in swept for line in lines)
+    assert all(line.depths == [4, 9, 16] and line.fitted.law is None for _, lines in swept for line in lines)
 
 
 @pytest.mark.parametrize("n_rows", [1, 3, 30])
