@@ -36,9 +36,9 @@ def test_a_page_goes_to_a_file(ckbench: Run) -> None:
     [
         (("report", "made", "--claims", "--group-by", "strategy"), "leave --group-by out"),
         (("report", "made", "--claims"), "no such results folder"),
-        (("report", ".", "--claims", "--format", "html"), "console, md or json"),
+        (("report", ".", "--claims", "--format", "html"), "have: console, md, json"),
         (("claims", "--only", "big_heads"), "did you mean 'big_head'"),
-        (("claims", "--format", "csv"), "console, md or json"),
+        (("claims", "--format", "csv"), "have: console, md, json"),
     ],
 )
 def test_what_cannot_be_answered_is_said(ckbench: Run, arguments: tuple[str, ...], said: str) -> None:
