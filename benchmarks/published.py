@@ -78,10 +78,11 @@ def _layer(case: LayerCase) -> float:
     import _published_models as published
 
     from ckbench.estimate.allocator import CachingAllocator
-    from ckbench.estimate.substitutes import CudaOperations, scratch_bytes
+    from ckbench.estimate.scratch import cuda_bytes
+    from ckbench.estimate.substitutes import CudaOperations
     from ckbench.estimate.tracker import StorageTracker
 
-    tracker = StorageTracker("meta", scratch_bytes)
+    tracker = StorageTracker("meta", cuda_bytes)
     with CudaOperations(None, raises_rms_norm=False):
         output = published.one_layer(case.arch, case.config, case.batch_size, case.seq_len, tracker)
     allocator = CachingAllocator()

@@ -18,6 +18,7 @@ from ckbench.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRIAL_FAILED, Nothing
 from ckbench.forecast import Forecast, planner_for
 from ckbench.launch import Launcher
 from ckbench.pace import Pace, work_of
+from ckbench.plan import Plan, plan_from_json
 from ckbench.planning import Planner
 from ckbench.records import FAILED, Record
 from ckbench.store import ResultStore
@@ -35,6 +36,8 @@ class Job:
     aliases: tuple[StrategySpec, ...]
     place: str
     """What varies, for people: ``n_layers 4``."""
+    plan: Plan | None = None
+    """What the strategy means now, where that is known before the model is built: a file of a plan may have changed."""
 
 
 class Watcher(Protocol):
@@ -139,6 +142,7 @@ def plan_jobs(points: list[Point], device_label: str, rounds: range | None = Non
         run = point.run.model_copy(update={"device": device_label})
         firsts = [spec for spec, _, alias in resolved if alias is None]
         place = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in point.varied)
+        plan_of = {spec.label: plan for spec, plan, _ in resolved}
         for round_number in range(run.rounds) if rounds is None else rounds:
             for spec in firsts if round_number % 2 == 0 else reversed(firsts):
                 yield Job(
@@ -146,6 +150,7 @@ def plan_jobs(points: list[Point], device_label: str, rounds: range | None = Non
                     round=round_number,
                     aliases=tuple(other for other, _, alias in resolved if alias is not None and alias == spec),
                     place=place,
+                    plan=plan_of[spec.label],
                 )
 
 
@@ -314,13 +319,13 @@ class Earlier:
 
 
 def _earlier(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool) -> Earlier | None:
-    """Find what is already there for the same configs, versions, device and code.
+    """Find what is already there for the same configs, plans, versions, device and code.
 
     Takes the newest session that has any of it, None where there is none. Finished is what ended ok or, unless
     ``retry_oom``, oom; failed trials are tried again.
     """
     records, _ = store.read(out)
-    wanted = {job.config.configuration_id() for job in jobs}
+    wanted = {job.config.configuration_id(): job.plan for job in jobs}
     facts = device["facts"]
     decisive = ["torch", "code", "allocator"]
     if any(job.config.run.threads is None for job in jobs):  # a given number is part of the configuration
@@ -332,6 +337,7 @@ def _earlier(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool
         and record["session_id"]
         and record["device_name"] == device["name"]
         and all(record["environment"].get(key) == facts.get(key) for key in decisive)
+        and _has_plan(record, wanted[record["configuration_id"]])
     ]
     if not usable:
         return None
@@ -347,6 +353,11 @@ def _earlier(out: Path, jobs: list[Job], device: dict[str, Any], retry_oom: bool
         finished={key: record for key, record in newest_try.items() if record["status"] in done},
         no_room={r["configuration_id"] for r in newest_try.values() if r["status"] == "oom" and "oom" in done},
     )
+
+
+def _has_plan(record: dict[str, Any], plan: Plan | None) -> bool:
+    """Tell whether a record is of this plan, as far as both are known."""
+    return plan is None or record["plan"] is None or plan_from_json(record["plan"]) == plan
 
 
 def _complete(jobs: list[Job], earlier: Earlier, session: Session, results: ResultStore) -> None:

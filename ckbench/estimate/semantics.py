@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ckbench import host
 from ckbench.config import HfConfig, RunConfig
 from ckbench.engine.host_optimizer import HostOptimizer
 from ckbench.engine.host_store import HostStore
 from ckbench.engine.optimizers import AfterBackward
 from ckbench.engine.trial import DTYPES, Trial
-from ckbench.estimate.substitutes import CudaOperations, NotEstimated, scratch_bytes, unpacked_positions
+from ckbench.estimate import scratch
+from ckbench.estimate.substitutes import CudaOperations, NotEstimated, unpacked_positions
 from ckbench.estimate.tracker import RELEASE, StorageTracker
 from ckbench.models.base import Batch, BuiltModel
 from ckbench.plan import Plan
@@ -101,6 +103,11 @@ def _heard_clear(tracker: StorageTracker, hear: Callable[[], None]) -> Iterator[
         torch.clear_autocast_cache = clear
 
 
+def _threads(config: RunConfig) -> int:
+    """Give the threads of a trial's worker."""
+    return config.run.threads or host.available_threads()
+
+
 class CpuSemantics:
     """The processor: fake tensors take the very paths that real ones take, up to the kernels' own scratch memory."""
 
@@ -110,11 +117,12 @@ class CpuSemantics:
         if config.train.precision == "tf32":
             raise NotEstimated("precision tf32 is arithmetic of CUDA")
         self.device = torch.device("cpu")
+        self._n_threads = _threads(config)
         self._fake = FakeTensorMode()
 
     def make_tracker(self) -> StorageTracker:
-        """Follow CPU storages."""
-        return StorageTracker("cpu")
+        """Follow CPU storages, and what kernels take where it is known."""
+        return StorageTracker("cpu", scratch.cpu_bytes(self._n_threads))
 
     @contextlib.contextmanager
     def running(self, tracker: StorageTracker) -> Iterator[None]:
@@ -181,10 +189,11 @@ class RealCpu:
 
     def __init__(self, config: RunConfig) -> None:
         self.device = torch.device("cpu")
+        self._n_threads = _threads(config)
 
     def make_tracker(self) -> StorageTracker:
-        """Follow CPU storages."""
-        return StorageTracker("cpu")
+        """Follow CPU storages, and what kernels take where it is known."""
+        return StorageTracker("cpu", scratch.cpu_bytes(self._n_threads))
 
     @contextlib.contextmanager
     def running(self, tracker: StorageTracker) -> Iterator[None]:
@@ -215,7 +224,7 @@ class CudaSemantics:
 
     def make_tracker(self) -> StorageTracker:
         """Follow meta storages and kernels' scratch."""
-        return StorageTracker("meta", scratch_bytes)
+        return StorageTracker("meta", scratch.cuda_bytes)
 
     @contextlib.contextmanager
     def running(self, tracker: StorageTracker) -> Iterator[None]:

@@ -9,7 +9,8 @@ import pytest
 
 from ckbench import cli_plan, store
 from ckbench.errors import EXIT_NOTHING_FITS
-from ckbench.planfile import read_plan
+from ckbench.plan import Plan
+from ckbench.planfile import read_plan, write_plan
 from ckbench.planner.solve import floor
 from tests.cli.conftest import Run
 from tests.planner.made_up import Made
@@ -194,6 +195,12 @@ def test_a_plan_is_measured_within_its_budget_and_runs_again_from_its_file(ckben
     by_label = {record["strategy"]: record for record in records}
     assert {key for key in by_label if key.startswith("budget:")} == {f"budget:{found['budget_bytes']}B"}
     assert by_label["plan:plan.yaml"]["block_calls_backward"] == sum(plan.block_calls_backward())
+    asked = ("run", "study.yaml", "--device", "cpu", "-s", "plan:plan.yaml", "--resume", "--format", "json")
+    n_before = len(records)
+    assert json.loads(ckbench(*asked).out) == [row] and len(store.read(Path("results"))[0]) == n_before
+    write_plan(Path("plan.yaml"), Plan(n_layers=3), {})
+    (other,) = json.loads(ckbench(*asked).out)
+    assert other["plan"]["regions"] == [] and other["block_calls_backward"] == 0, "the file has changed since"
 
 
 @pytest.fixture

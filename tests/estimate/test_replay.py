@@ -270,14 +270,42 @@ def test_what_stays_on_the_device_has_no_bytes_on_the_host(tiny_run: MakeRun) ->
 
 def test_a_product_copies_a_factor_that_is_only_expanded_on_cuda() -> None:
     """The gradient of a sum of logits is one number, expanded to (S, V): cuBLAS cannot read that, and gets a copy."""
-    from ckbench.estimate.substitutes import aten, scratch_bytes
+    from ckbench.estimate.scratch import aten, cuda_bytes
 
     weight = torch.empty(5, 3, device="meta")
     expanded = torch.empty((), device="meta").expand(7, 5)
-    assert scratch_bytes(aten.mm.default, (expanded, weight), {}) == 4 * 7 * 5
-    assert scratch_bytes(aten.addmm.default, (torch.empty(3), expanded, weight), {}) == 4 * 7 * 5
+    assert cuda_bytes(aten.mm.default, (expanded, weight), {}) == 4 * 7 * 5
+    assert cuda_bytes(aten.addmm.default, (torch.empty(3), expanded, weight), {}) == 4 * 7 * 5
     batch = torch.empty(2, 5, 7, device="meta")
     for plain in (batch, batch.transpose(1, 2), batch[:, :, :4], batch[:, 1:3].transpose(1, 2), batch[:1]):
-        assert scratch_bytes(aten.bmm.default, (plain, batch), {}) == 0
-    assert scratch_bytes(aten.bmm.default, (batch[:, :, ::2], batch), {}) == 4 * 2 * 5 * 4
-    assert scratch_bytes(aten.bmm.default, (batch[0].expand(2, 5, 7), batch), {}) == 0
+        assert cuda_bytes(aten.bmm.default, (plain, batch), {}) == 0
+    assert cuda_bytes(aten.bmm.default, (batch[:, :, ::2], batch), {}) == 4 * 2 * 5 * 4
+    assert cuda_bytes(aten.bmm.default, (batch[0].expand(2, 5, 7), batch), {}) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 96), (3, 96), (4, 5, 24)], ids=str)
+def test_a_layer_norm_on_a_processor_takes_what_its_kernel_takes(threads: int, shape: tuple[int, ...]) -> None:
+    """The sums of each thread, against the allocator's own events."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from ckbench.estimate.scratch import aten, cpu_bytes
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            x, width = torch.randn(shape, dtype=dtype), [shape[-1]]
+            weight, bias = torch.ones(width, dtype=dtype), torch.zeros(width, dtype=dtype)
+            _, mean, root = torch.native_layer_norm(x, width, weight, bias, 1e-5)
+            for mask in ([True, True, True], [True, False, False], [False, True, True]):
+                args = (torch.ones_like(x), x, width, mean, root, weight, bias, mask)
+                with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+                    aten.native_layer_norm_backward.default(*args)
+                events = found.profiler.kineto_results.events()
+                taken = sorted(e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0)
+                results = [x.nbytes] * mask[0] + [weight.nbytes] * (mask[1] + mask[2])
+                extra = cpu_bytes(threads)(aten.native_layer_norm_backward.default, args, {})
+                assert taken == sorted([*results, *([extra] if extra else [])])
+    finally:
+        torch.set_num_threads(before)
