@@ -28,18 +28,21 @@ def attention_backward_flops(
     return 2 * B * H * S * T * (3 * K + 2 * K_v)
 
 
-def _cpu_attention() -> dict[Any, Any]:
-    """Give formulas for the fused CPU kernels, which PyTorch's counter takes for nothing."""
+def _fused_attention() -> dict[Any, Any]:
+    """Give formulas for fused attention: PyTorch's counter takes the CPU's kernels for nothing, and up to 2.11 refuses
+    grouped heads of CUDA's."""
     aten = torch.ops.aten
-    return {
-        aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
-    }
+    kernels = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    found: dict[Any, Any] = {}
+    for kernel in kernels:
+        found[getattr(aten, f"_scaled_dot_product_{kernel}")] = attention_flops
+        found[getattr(aten, f"_scaled_dot_product_{kernel}_backward")] = attention_backward_flops
+    return found
 
 
 def formulas() -> dict[Any, Any]:
     """Give the formula of every operation that is counted, by packet; each takes arguments and ``out_val``."""
-    return dict(FlopCounterMode(display=False, custom_mapping=_cpu_attention()).flop_registry)
+    return dict(FlopCounterMode(display=False, custom_mapping=_fused_attention()).flop_registry)
 
 
 class _CountingMode(_FlopCounterMode):
@@ -68,7 +71,7 @@ class FlopCounter:
     """An observer that counts: ``forward`` up to each turn, ``backward`` the rest, recomputation included."""
 
     def __init__(self) -> None:
-        self._counts = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+        self._counts = FlopCounterMode(display=False, custom_mapping=_fused_attention())
         self._mode = _CountingMode(self._counts)
         self._at_last_event = 0
         self._in_backward = False

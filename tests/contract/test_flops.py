@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from ckbench.config import RunConfig
-from ckbench.engine.flops import attention_backward_flops, attention_flops
+from ckbench.engine.flops import attention_backward_flops, attention_flops, formulas
 from ckbench.engine.trial import Trial
 
 MakeRun = Callable[..., RunConfig]
@@ -17,7 +18,6 @@ ATTENTION = 2 * B * H * S * S * (K + K)
 
 
 def counted(tiny_run: MakeRun, spec: str, **model: Any) -> dict[str, int]:
-    import torch
 
     return Trial(tiny_run(spec, model=model), torch.device("cpu")).count()
 
@@ -109,3 +109,17 @@ def test_attention_formulas() -> None:
     assert attention_flops(query, key, value) == scores + weighted
     # scores again; gradients of the values and the weights; gradients of queries and keys
     assert attention_backward_flops((2, 3, 5, 6), query, key, value) == scores + 2 * weighted + 2 * scores
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient"])
+def test_cuda_s_kernels_count_grouped_heads_as_full_ones(name: str) -> None:
+    """Every head of the queries has scores of its own, however many share keys and values."""
+    B, H, G, S, K = 2, 8, 2, 16, 32
+    aten = torch.ops.aten
+    q, grad = (torch.empty(B, H, S, K, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    for n_groups in (G, H):
+        k, v = (torch.empty(B, n_groups, S, K, dtype=torch.bfloat16, device="meta") for _ in range(2))
+        forward = formulas()[getattr(aten, f"_scaled_dot_product_{name}_attention")]
+        backward = formulas()[getattr(aten, f"_scaled_dot_product_{name}_attention_backward")]
+        assert forward(q, k, v, out_val=q) == 2 * B * H * S * S * 2 * K
+        assert backward(grad, q, k, v, out_val=(q, k, v)) == 2 * B * H * S * S * 5 * K

@@ -1,6 +1,7 @@
 """Remembered results: the same as the operation's own, however arguments lie, and no memory shared that was not."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ckbench.estimate.remembered import Remembered
 from ckbench.estimate.replay import replay
 from tests.contract.everything import FAMILY_SETTINGS
 
+HF = pytest.mark.skipif(find_spec("transformers") is None, reason="the extra hf is not installed")
 MakeRun = Callable[..., RunConfig]
 aten = torch.ops.aten
 
@@ -119,7 +121,10 @@ class Forgetful:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("spec", ["none", "selective:matmul"])
-@pytest.mark.parametrize("family", sorted(FAMILY_SETTINGS))
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=HF if name.startswith("hf") else ()) for name in sorted(FAMILY_SETTINGS)],
+)
 def test_a_replay_is_the_same_event_for_event(
     tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, family: str, spec: str, precision: str
 ) -> None:
