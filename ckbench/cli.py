@@ -65,7 +65,7 @@ def run(
     format_: FormatOption = "console",
     no_plot: NoPlotOption = False,
 ) -> None:
-    """Measure every strategy named in a study file and print the table."""
+    """Measure the strategies of a study, print the table."""
     from ckbench import study
 
     loaded = study.load(
@@ -103,7 +103,10 @@ def sweep(
     format_: FormatOption = "console",
     no_plot: NoPlotOption = False,
 ) -> None:
-    """Measure over a range of model or training dimensions; ranges include both ends."""
+    """Measure over a range of sizes.
+
+    Of the model or the training step; ranges include both ends.
+    """
     from ckbench import examples, study, sweeping
 
     given = {"layers": layers, "width": width, "batch": batch, "seq-len": seq_len, "heads": heads}
@@ -152,7 +155,10 @@ def report(
         bool, typer.Option("--claims", help="Verdicts on what articles claim; --format console, md or json.")
     ] = False,
 ) -> None:
-    """Rebuild tables, or an HTML page, from stored records; nothing is measured."""
+    """Rebuild tables, or an HTML page, from records.
+
+    Nothing is measured.
+    """
     from ckbench import reporting
 
     if claims:
@@ -191,7 +197,10 @@ def list_(shelf: Annotated[str | None, typer.Argument(help="strategies, models, 
 
 @app.command()
 def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto") -> None:
-    """Say what can be measured here: device, driver, versions, NVML, clocks, and what will be n/a and why."""
+    """Say what can be measured here.
+
+    Device, driver, versions, NVML, clocks, and what will be n/a and why.
+    """
     from ckbench import doctor as examination
 
     output.write(examination.examine(device))
@@ -199,7 +208,10 @@ def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda
 
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(help="Where to write the example studies.")] = Path("configs")) -> None:
-    """Write the example studies into a folder; existing files are left alone."""
+    """Write the example studies into a folder.
+
+    Existing files are left alone.
+    """
     from ckbench import examples
 
     for line in examples.write(folder):

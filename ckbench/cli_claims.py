@@ -22,7 +22,10 @@ def claims(
     resume: ResumeOption = False,
     format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
 ) -> None:
-    """Measure what articles and papers say of checkpointing, and print a verdict on each claim."""
+    """Put what articles and papers claim to the test.
+
+    Measures and estimates, and prints a verdict on each claim.
+    """
     from ckbench.claims import making
     from ckbench.claims.drawing import FORMATS
     from ckbench.launch import Launcher

@@ -27,7 +27,10 @@ def compare(
     ] = False,
     format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
 ) -> None:
-    """Compare two sets of results row by row; exit 1 only where an interval lies wholly above a threshold."""
+    """Compare two sets of results row by row.
+
+    Exit 1 only where an interval lies wholly above a threshold.
+    """
     from ckbench import comparing, comparing_text, store
 
     output.check_format(format_, FORMATS)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ckbench import output
-from ckbench.errors import CkbenchError
+from ckbench.errors import EXIT_TRIAL_FAILED, CkbenchError
 from ckbench.options import SetOption, StrategyOption, parse_strategies
 
 
@@ -27,7 +27,10 @@ def estimate(
     ] = "auto",
     format_: Annotated[str, typer.Option("--format", help="console, md or json.")] = "console",
 ) -> None:
-    """Estimate peak memory without a GPU: a step replayed on tensors that have no data."""
+    """Estimate peak memory without a GPU.
+
+    A step is replayed on tensors that have no data.
+    """
     import json
 
     from ckbench import estimating, examples, reporting, study, sweeping
@@ -58,6 +61,8 @@ def estimate(
         output.write(json.dumps([row.values for row in drawn.rows], indent=1) + "\n")
     else:
         output.write(reporting.draw_table(drawn, format_=format_, width=output.width()))
+    if all(each.estimate.reason is not None for each in estimated):
+        raise typer.Exit(EXIT_TRIAL_FAILED)
 
 
 def explain(
@@ -72,7 +77,10 @@ def explain(
     set_: SetOption = None,
     format_: Annotated[str, typer.Option("--format", help="console or json.")] = "console",
 ) -> None:
-    """Show what autograd keeps, who owns the peak and what recomputation brings back, module by module."""
+    """Show what autograd keeps and who owns the peak.
+
+    Module by module, and what recomputation brings back; without a GPU.
+    """
     import json
 
     from ckbench import explaining, study

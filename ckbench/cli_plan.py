@@ -40,7 +40,10 @@ def plan(
     set_: SetOption = None,
     format_: Annotated[str, typer.Option("--format", help="console or json; with --max also md.")] = "console",
 ) -> None:
-    """Find the fastest plan within a memory budget; with --max, the largest batch, sequence or depth that fits it."""
+    """Find the fastest plan within a memory budget.
+
+    With --max the largest batch, sequence or depth that fits it.
+    """
     if max_ is not None:
         _misplaced("--max", {"--front": front, "--verify": verify, "--save": save, "--costs": costs != "auto"})
         _largest(file, max_, budget, step, by_estimate, strategy, device, out, set_, format_)
@@ -118,6 +121,8 @@ def _planned(
     kind = _kind(device)
     config = _first_config(file, kind, set_)
     planner = _planner(kind, costs, budget)
+    if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
+        raise CkbenchError(f"--save {clean(str(save))}: a directory, or in none")
     output.tell("probing what every way to run a block keeps and takes")
     budget_bytes = planner.budget_of(config, budget)
     try:
@@ -137,16 +142,17 @@ def _planned(
         output.tell(f"plan: {clean(str(save))}")
     if format_ != "json":
         output.write(planning_text.draw(found))
-    measured = _verified(file, f"budget:{budget_bytes}B", planner, device, out, set_) if verify else None
+    measured = _verified(file, f"budget:{budget.strip()}", planner, device, out, set_) if verify else None
     if format_ == "json":
         output.write(json.dumps(planning_text.as_json(found) | {"measured": measured}, indent=1) + "\n")
     elif measured is not None:
-        peak, ratio = measured["peak_allocated_bytes"], measured["slowdown_ratio"]
+        peak = measured["peak_allocated_bytes"]
         within = "within" if peak <= found.budget_bytes else "ABOVE"
         output.write(
             f"measured  peak {format_bytes(peak)} ({peak - found.peak_bytes:+d} bytes), {within} the budget;\n"
-            f"          step time {'n/a' if ratio is None else f'{ratio:.3f}'} times that of none\n"
+            f"          step time {_told_ratio(measured)}\n"
         )
+        output.tell(f"records: {clean(str(out))}; `ckbench report {clean(str(out))}` shows them with their doubts")
 
 
 def _verified(
@@ -158,7 +164,17 @@ def _verified(
     if row["status"] != "ok":
         raise CkbenchError(f"measured: {row['status']}: {row['message']}")
     peaks = [row[key] for key in ("peak_allocated_bytes", "first_step_peak_bytes") if row[key] is not None]
-    return {"peak_allocated_bytes": max(peaks), **{key: row[key] for key in ("slowdown_ratio", "parity")}}
+    told = ("slowdown_ratio", "slowdown_low", "slowdown_high", "rounds", "parity")
+    return {"peak_allocated_bytes": max(peaks), **{key: row[key] for key in told}}
+
+
+def _told_ratio(measured: dict[str, Any]) -> str:
+    """Say how much slower the plan was, and how well that is known."""
+    ratio, low, high = (measured[key] for key in ("slowdown_ratio", "slowdown_low", "slowdown_high"))
+    if ratio is None:
+        return "n/a"
+    known = f"95 %: {low:.3f} to {high:.3f}" if low is not None else "one round has no interval"
+    return f"{ratio:.3f} times that of none ({known})"
 
 
 def _measured(

@@ -55,6 +55,8 @@ class Row:
     """Median step seconds of every ok round."""
     group: str
     records: list[dict[str, Any]] = field(repr=False)
+    is_across_sessions: bool = False
+    """Whether its baseline was measured in another session only."""
 
     @property
     def is_ok(self) -> bool:
@@ -91,7 +93,9 @@ def compare(
     records: Iterable[dict[str, Any]], *, all_sessions: bool = False, baseline: str | None = None
 ) -> Comparison:
     """Gather records into rows with ratios. ``baseline`` is a strategy label; none where it is left out."""
+    records = list(records)
     rows = gather(records, all_sessions=all_sessions)
+    earlier = {} if all_sessions else _by_session(records)
     baselines, fallbacks = {}, set()
     by_group: dict[str, list[Row]] = {}
     for row in rows:
@@ -104,10 +108,21 @@ def compare(
         if is_fallback:
             fallbacks.add(group)
         for row in members:
-            _relate(row, base)
+            own = earlier.get((group, base.label, row.values["session_id"]), base)
+            _relate(row, own if own.is_ok and row is not base else base)
     varied = varied_keys(rows)
     rows.sort(key=lambda row: (*(sort_key(row.values, key) for key in varied), row.values["order"]))
     return Comparison(rows=rows, varied=varied, baselines=baselines, fallback_groups=frozenset(fallbacks))
+
+
+def _by_session(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Row]:
+    """Give the row of every strategy in every session, by group, strategy and session."""
+    members: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    if len({record["session_id"] for record in records}) < 2:
+        return {}
+    for record in records:
+        members.setdefault((group_id(record), record["strategy"], record["session_id"]), []).append(record)
+    return {key: _row(key[0], found) for key, found in members.items()}
 
 
 def gather(records: Iterable[dict[str, Any]], *, all_sessions: bool) -> list[Row]:
@@ -239,6 +254,7 @@ def _relate(row: Row, base: Row) -> None:
     n_first = first_stage(row.values["run"], paired)
     ratio = paired_ratio([row.rounds[i] for i in paired], [base.rounds[i] for i in paired], n_first)
     if row.values["session_id"] != base.values["session_id"]:
+        row.is_across_sessions = True
         ratio = (ratio[0], None, None)  # rounds of different sessions did not alternate
     values["slowdown_ratio"], values["slowdown_low"], values["slowdown_high"] = ratio
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckbench.compare import Comparison, Row
-from ckbench.units import GIB_BYTES, format_bytes, format_percent, one_line
+from ckbench.host import is_busy
+from ckbench.units import GIB_BYTES, counted, format_bytes, format_percent, one_line
 
 MANY = 4
 ORDER_TOLERANCE = 1.02
 FLOPS_GAP = 1.35
-BUSY_LOAD_MARGIN = 0.75
 CLOCK_SHARE = 0.8
 DRIFT = 0.10
 DRIFT_P_VALUE = 0.001
@@ -89,9 +89,17 @@ def _baseline(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt
             about="baseline",
             reason=f"none has no ok row in {len(fallen)} of {len(groups)} groups, so ratios are to {', '.join(names)}",
         )
+    yield from _gather(
+        comparison,
+        lambda row: row.is_across_sessions,
+        lambda rows: "the baseline was measured in another session only, so the ratio is of two runs, not of pairs",
+        "measure both in one run",
+    )
     lone = [rows for rows in groups if rows[0].group not in comparison.baselines]
     if lone:
-        yield Doubt(about="baseline", reason=f"{len(lone)} groups have no ok row, so there are no ratios in them")
+        yield Doubt(
+            about="baseline", reason=f"{counted(len(lone), 'group')} without an ok row, so there are no ratios in them"
+        )
 
 
 def _invalid(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
@@ -224,7 +232,7 @@ def _spread(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
     yield from _gather(
         comparison,
         lambda row: bool(row.values["outliers"]),
-        lambda rows: f"{sum(r.values['outliers'] for r in rows)} steps are outliers (kept in the figures)",
+        lambda rows: f"{counted(sum(r.values['outliers'] for r in rows), 'outlying step')} (kept in the figures)",
         "",
     )
 
@@ -283,12 +291,6 @@ def _parity_unknown(comparison: Comparison, groups: list[list[Row]]) -> Iterator
     )
 
 
-def is_busy(environment: dict[str, Any]) -> bool:
-    """Tell whether a trial's machine had other work to do than the trial."""
-    load, threads = environment.get("load_1min"), environment.get("threads")
-    return isinstance(load, int | float) and isinstance(threads, int) and load > threads + BUSY_LOAD_MARGIN
-
-
 def _machine(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]:
     loads = []
     for row in comparison.rows:
@@ -299,7 +301,8 @@ def _machine(comparison: Comparison, groups: list[list[Row]]) -> Iterator[Doubt]
         load, threads = max(loads)
         yield Doubt(
             about="machine",
-            reason=f"busy during {len(loads)} trials (load up to {load:.1f} on {threads} threads)",
+            reason=f"busy during {counted(len(loads), 'trial')}"
+            f" (load up to {load:.1f} on {counted(threads, 'thread')})",
             advice="other work disturbs timing, not memory",
         )
     yield from _gather(

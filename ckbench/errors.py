@@ -54,6 +54,10 @@ class PlanError(CkbenchError):
     """A strategy or an option that cannot work on this stack of blocks."""
 
 
+class OtherDepth(PlanError):
+    """A stored plan that is for another number of blocks: a fault of the depth that is run, not of the study."""
+
+
 class NotYetMeasured(PlanError):
     """A strategy that decides by figures of the built model, which are not there yet."""
 

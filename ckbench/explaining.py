@@ -11,7 +11,7 @@ from ckbench.launch import Launcher, enter_child, last_line
 from ckbench.planning import Planner
 from ckbench.reporting import draw_table
 from ckbench.table import Column, Table
-from ckbench.units import format_bytes, format_mib, format_percent
+from ckbench.units import counted, format_bytes, format_mib, format_percent
 
 TIMEOUT_S = 3600.0
 SMALLEST_BYTES = 1024
@@ -169,7 +169,8 @@ def _more(groups: list[dict[str, Any]], top: int) -> str | None:
     left = groups[top:]
     if not left:
         return None
-    return f"and {len(left)} more groups, {format_bytes(sum(group['bytes'] for group in left))}; --top shows them"
+    n_bytes = sum(group["bytes"] for group in left)
+    return f"and {counted(len(left), 'group')} more, {format_bytes(n_bytes)}; --top shows them"
 
 
 def _columns(total: int | None, n_layers: int, *, with_category: bool = False) -> list[Column]:

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+BUSY_LOAD_MARGIN = 0.75
+"""Load above a trial's own threads from which on other work is taken to have run."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -119,3 +121,9 @@ def code_id() -> str:
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def is_busy(environment: dict[str, Any]) -> bool:
+    """Tell whether a trial's machine had other work to do than the trial."""
+    load, threads = environment.get("load_1min"), environment.get("threads")
+    return isinstance(load, int | float) and isinstance(threads, int) and load > threads + BUSY_LOAD_MARGIN

@@ -1,9 +1,12 @@
 """Options that several commands share, and how they are read."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ckbench.errors import ConfigError
 
 StrategyOption = Annotated[
     list[str] | None,
@@ -40,7 +43,9 @@ QUICK = ("run.rounds=1", "run.max_rounds=1", "run.min_steps=6", "run.max_steps=6
 def sets_of(
     device: str | None, given: list[str] | None, rounds: int | None, max_rounds: int | None, pin: bool, quick: bool
 ) -> tuple[str, ...]:
-    """Gather overrides; what is said most specifically comes last and wins."""
+    """Gather overrides; what is said most specifically comes last and wins. Raises ConfigError for no device."""
+    if device is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?|replay:.+", device):
+        raise ConfigError(f"--device {device!r}: auto, cpu, cuda or cuda:N")
     sets = [*(QUICK if quick else ()), *(given or [])]
     asked = {"rounds": rounds, "max_rounds": max_rounds, "pin": "true" if pin else None, "device": device}
     sets += [f"run.{key}={value}" for key, value in asked.items() if value is not None]

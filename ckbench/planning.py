@@ -194,9 +194,11 @@ class Planner:
         solution = _solve(chain, least.peak_bytes)
         estimate = None if solution.items is None else self._replayed(config, plan_of(chain, solution.items))
         needed = max(least.peak_bytes, (estimate.needed_bytes() if estimate is not None else None) or 0)
+        left_out = self.probed(config).left_out
+        missing = f"; not among the choices: {'; '.join(left_out)}" if left_out else ""
         error = NothingFits(
             f"no plan fits {format_bytes(budget_bytes)}; the least budget that would do is {format_bytes(needed)} "
-            f"({needed} bytes), its peak is in {told_owner(least.owner)}; {advice(least.owner)}"
+            f"({needed} bytes), its peak is in {told_owner(least.owner)}; {advice(least.owner)}{missing}"
         )
         error.least_bytes = needed
         return error
@@ -287,12 +289,9 @@ def told_owner(line: str) -> str:
 def advice(line: str) -> str:
     """Say what lowers a peak that no plan lowers."""
     if line == "head and loss":
-        return (
-            "a chunked loss (train.loss: chunked_cross_entropy), a smaller batch or vocabulary lowers it, no plan does"
-        )
+        return "a chunked loss (train.loss: chunked_cross_entropy), a smaller batch or vocabulary lowers it"
     if line == "fixed":
         return (
-            "an optimizer with less state (adamw-8bit, adafactor), optimizer_in_backward or optimizer_on_host lowers "
-            "it, no plan does"
+            "an optimizer with less state (adamw-8bit, adafactor), optimizer_in_backward or optimizer_on_host lowers it"
         )
     return "a smaller batch or sequence lowers it; or free gradients early (optimizer_in_backward)"

@@ -28,16 +28,16 @@ def draw(planned: Planned) -> str:
         "",
         f"peak      {format_bytes(planned.peak_bytes)}, in {told_owner(planned.owner)}; {_checked(planned)}",
         f"step time {planned.slowdown_ratio:.3f} times that of keeping everything, predicted",
-        f"floor     {format_bytes(planned.floor_bytes)}, in {told_owner(planned.floor_owner)}: no plan needs less",
+        f"floor     {format_bytes(planned.floor_bytes)}, in {told_owner(planned.floor_owner)}: no choice needs less",
     ]
     lines += [
-        f"{label:<10}{format_bytes(point.peak_bytes or 0)} at {_slowdown(planned, point):.3f} times"
+        f"{label:<10}{_neighbour(planned, point)}"
         for label, point in (("cheaper", planned.cheaper), ("faster", planned.faster))
         if point is not None
     ]
-    lines += [f"seconds   {planned.source}"]
-    if planned.owner in ("fixed", "head and loss"):
-        lines.append(f"advice    {told_owner(planned.owner)} own the peak: {advice(planned.owner)}")
+    lines += [*_tight(planned), f"seconds   {planned.source}"]
+    if planned.floor_owner in ("fixed", "head and loss"):
+        lines.append(f"advice    {told_owner(planned.floor_owner)} own the floor: {advice(planned.floor_owner)}")
     elif planned.budget_bytes - planned.floor_bytes < planned.floor_bytes // 20:
         lines.append(f"advice    the budget is close to the floor: {advice(planned.floor_owner)}")
     lines += [f"left out  {text}" for text in planned.left_out]
@@ -54,6 +54,29 @@ def _proof(planned: Planned) -> str:
     if planned.proven_optimal:
         return "proven optimal among its choices"
     return f"not proven optimal; at most {planned.gap:.2%} of a step slower than the best"
+
+
+def _tight(planned: Planned) -> list[str]:
+    """Say where the allocator would like to hold more than the budget; tensors fit all the same."""
+    reserved = None if planned.estimate is None else planned.estimate.peak_reserved_bytes
+    if reserved is None or reserved <= planned.budget_bytes:
+        return []
+    margin = planned.budget_bytes - planned.peak_bytes
+    return [
+        f"tight     {format_bytes(margin)} to spare; with what it keeps for reuse the allocator would hold "
+        f"{format_bytes(reserved)}, so it has to free and try again; a smaller budget leaves a margin"
+    ]
+
+
+def _neighbour(planned: Planned, point: Solution) -> str:
+    """Say how much less or more a neighbour takes; ratios with as many digits as tell them apart."""
+    off, ratio, own = (
+        (point.peak_bytes or 0) - planned.chain_peak_bytes,
+        _slowdown(planned, point),
+        planned.slowdown_ratio,
+    )
+    digits = next((n for n in range(3, 7) if f"{ratio:.{n}f}" != f"{own:.{n}f}"), 6)
+    return f"{format_bytes(abs(off))} {'less' if off < 0 else 'more'} peak at {ratio:.{digits}f} times"
 
 
 def _checked(planned: Planned) -> str:

@@ -25,7 +25,7 @@ from ckbench.config import (
     check_together,
     model_class,
 )
-from ckbench.errors import CkbenchError, ConfigError, NotYetMeasured
+from ckbench.errors import CkbenchError, ConfigError, NotYetMeasured, OtherDepth
 from ckbench.marked_yaml import KeyPath, Marked, read_file, read_value
 from ckbench.plan import Plan, StackShape
 from ckbench.ranges import coarse_to_fine, parse_range
@@ -378,7 +378,7 @@ def _point(
     for i, spec in enumerate(strategies):
         try:
             specs.resolve(spec, point.stack)
-        except NotYetMeasured:
+        except (NotYetMeasured, OtherDepth):
             continue
         except CkbenchError as error:
             raise ConfigError(f"{marked.where(('strategies', i))}: strategy {spec.label}: {error}") from None

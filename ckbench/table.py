@@ -222,11 +222,12 @@ def _without_varied(section: str, key: str, values: dict[str, Any], varied: tupl
 
 def _device_line(rows: list[dict[str, Any]]) -> str:
     devices = dict.fromkeys(v["device_name"] or v["device"] for v in rows)
-    facts: dict[str, Any] = next((v["environment"] for v in rows if v["environment"]), {})
-    known = [
-        (name, facts.get(key)) for name, key in (("torch", "torch"), ("ckbench", "ckbench"), ("threads", "threads"))
-    ]
-    versions = ", ".join(f"{name} {cell(value)}" for name, value in known if value is not None)
+    told = []
+    for name in ("torch", "ckbench", "threads"):
+        values = dict.fromkeys(cell(v["environment"][name]) for v in rows if v["environment"].get(name) is not None)
+        if values:
+            told.append(f"{name} {' and '.join(values)}")
+    versions = ", ".join(told)
     dates = sorted(v["started_at"][:10] for v in rows if v["started_at"])
     when = "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return "device: " + "; ".join(part for part in (", ".join(devices), versions, when) if part)
@@ -239,7 +240,7 @@ def _settings(rows: list[dict[str, Any]]) -> str:
         return "no timed steps"
     span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     counts = f"{min(samples)}" if min(samples) == max(samples) else f"{min(samples)} to {max(samples)}"
-    return f"{span} rounds of fresh processes, {counts} timed steps per row"
+    return f"{span} {'round' if span == '1' else 'rounds'} of fresh processes, {counts} timed steps per row"
 
 
 def failures(comparison: Comparison) -> list[str]:

@@ -7,6 +7,8 @@ MIB_BYTES = 2**20
 GIB_BYTES = 2**30
 UNKNOWN = "n/a"
 MAX_LINE_CHARS = 600
+MAX_SIZE_BYTES = 2**60
+"""An exbibyte: what is larger is a slip, and no array holds it."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SIZE_UNITS = {
@@ -52,15 +54,16 @@ def parse_size_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write for example 16GiB or 800MiB")
     number, unit = match.groups()
     if not unit:
-        if "." not in number and int(number) >= 10**6:
+        if "." not in number and 10**6 <= int(number) <= MAX_SIZE_BYTES:
             return int(number)
         raise ValueError(f"{text!r} has no unit; write {number}GiB, {number}GB, {number}MiB or {number}B")
     factor = _SIZE_UNITS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{text!r}: unknown unit {unit!r}; units are B, KB, MB, GB, KiB, MiB, GiB")
-    if "." in number:
-        return int(float(number) * factor)
-    return int(number) * factor
+    n_bytes = int(float(number) * factor) if "." in number else int(number) * factor
+    if n_bytes > MAX_SIZE_BYTES:
+        raise ValueError(f"{text[:40]!r} is more than any memory")
+    return n_bytes
 
 
 def format_bytes(n_bytes: int | None) -> str:
@@ -145,3 +148,12 @@ def format_count(count: int | float | None) -> str:
         if abs(count) >= limit:
             return f"{count / limit:.1f} {suffix}"
     return f"{count:.0f}"
+
+
+def counted(n: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "round"), counted(3, "round")
+    ('1 round', '3 rounds')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

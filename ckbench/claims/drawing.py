@@ -9,7 +9,7 @@ from ckbench import output
 from ckbench.claims.base import OUTCOMES
 from ckbench.claims.catalogue import ESTIMATED, SEARCHED, Judged
 from ckbench.claims.evidence import Evidence
-from ckbench.doubts import is_busy
+from ckbench.host import is_busy
 from ckbench.store import Skipped
 from ckbench.units import clean
 

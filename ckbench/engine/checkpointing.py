@@ -36,6 +36,19 @@ HAVE_NORMS = ("ffn", "attention")
 """Parts that come with a norm of their own, where its output feeds them alone."""
 
 
+GUARD = "_ckbench_plan_in_force"
+
+
+class _NotCopied:
+    """Lies in a module whose forward is replaced: a copy's replaced forward would run the original's weights."""
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        raise PlanError("a plan is in force on this model: a copy would run the original's blocks; remove() it first")
+
+    def __reduce__(self) -> Any:
+        raise PlanError("a plan is in force on this model, which cannot be pickled; remove() it, or save state_dict()")
+
+
 class AppliedPlan:
     """A plan in force on a model; ``remove`` puts every forward back."""
 
@@ -84,6 +97,7 @@ class AppliedPlan:
     def remove(self) -> None:
         """Give every module its own forward back."""
         for module, own in self._patched.items():
+            module.__dict__.pop(GUARD, None)
             if own is None:
                 module.__dict__.pop("forward", None)
             else:
@@ -140,6 +154,7 @@ class AppliedPlan:
 
     def _patch(self, module: nn.Module, forward: Forward) -> None:
         self._patched.setdefault(module, module.__dict__.get("forward"))
+        object.__setattr__(module, GUARD, _NotCopied())  # first: pickle goes in this order
         object.__setattr__(module, "forward", forward)
 
     def _counted(self, index: int, forward: Forward) -> Forward:

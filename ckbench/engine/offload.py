@@ -41,15 +41,11 @@ class Offloader:
         cap_bytes: int | None = None,
         copies: Copies | None = None,
     ) -> None:
-        device = next(model.module.parameters()).device
-        self.store = HostStore(device, cap_bytes)
-        self._copies = copies or copies_for(device)
-        self._device_type = device.type
+        self._module = weakref.ref(model.module)
+        self._cap_bytes = cap_bytes
+        self._settle(copies)
         self._firsts = {start for start, _ in spans}
         self._lasts = {stop - 1 for _, stop in spans}
-        storages = [t.untyped_storage() for t in (*model.module.parameters(), *model.module.buffers())]
-        self._owned = {storage._cdata: weakref.ref(storage) for storage in storages}
-        """Weak, because a released model must be free to go, and its addresses are then others'."""
         self._seen: dict[int, tuple[weakref.ref[Any], weakref.ref[_Stored] | None]] = {}
         """What was done with a storage, by the address of its object: stored, or too much for the cap."""
         self._alive: weakref.WeakSet[_Stored] = weakref.WeakSet()
@@ -62,6 +58,17 @@ class Offloader:
         self._stayed_bytes = 0
         self.most_stayed_bytes = 0
         """Bytes of one pass that the cap left on the device, at most."""
+
+    def _settle(self, copies: Copies | None = None) -> None:
+        """Learn where the model is and what memory is its own; it may be moved after the plan was applied."""
+        module = self._module()
+        assert module is not None, "its blocks are running"
+        self._device = next(module.parameters()).device
+        self.store = HostStore(self._device, self._cap_bytes)
+        self._copies = copies or copies_for(self._device)
+        storages = [t.untyped_storage() for t in (*module.parameters(), *module.buffers())]
+        self._owned = {storage._cdata: weakref.ref(storage) for storage in storages}
+        """Weak, because a released model must be free to go, and its addresses are then others'."""
 
     def wrap(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Give a block's forward whose saved tensors wait on the host."""
@@ -101,6 +108,9 @@ class Offloader:
             self._seen = {key: (at, copy) for key, (at, copy) in self._seen.items() if copy is not None and copy()}
         if index in self._firsts:
             self._newest = None
+            module = self._module()
+            if module is not None and next(module.parameters()).device != self._device:
+                self._settle()
         self._previous = index
         self._group = _Group(self._newest)
 
@@ -131,7 +141,7 @@ class Offloader:
         """Say whether a tensor is ordinary memory of the device that nobody keeps anyway."""
         return (
             type(tensor) in (Tensor, nn.Parameter, FakeTensor)
-            and tensor.device.type == self._device_type
+            and tensor.device.type == self._device.type
             and tensor.layout == torch.strided
             and not tensor.is_conj()
             and not tensor.is_neg()

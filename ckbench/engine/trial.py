@@ -232,7 +232,7 @@ def _set_tf32(precision: str, device: torch.device) -> None:
 
     Raises ConfigError for tf32 elsewhere: other devices have no such arithmetic.
     """
-    if precision == "tf32" and device.type != "cuda":
+    if precision == "tf32" and device.type not in ("cuda", "meta"):  # a replay's bytes are those of fp32
         raise ConfigError(f"precision tf32 is arithmetic of CUDA; {device.type} computes fp32 either way")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

@@ -70,9 +70,9 @@ def probe(config: RunConfig, request: dict[str, Any]) -> dict[str, Any]:
         "n_blocks": n_layers,
         "letters": tried.packed,
         "start_bytes": rest.start_bytes,
-        "head_peak_bytes": rest.head_peak_bytes,
-        "head_backward_peak_bytes": rest.head_backward_peak_bytes,
-        "later_bytes": list(rest.later_bytes),
+        "head_peak_bytes": rest.head_peak_bytes + profiler.shared_bytes,
+        "head_backward_peak_bytes": rest.head_backward_peak_bytes + profiler.shared_bytes,
+        "later_bytes": [n_bytes + profiler.shared_bytes for n_bytes in rest.later_bytes],
         "fixed_peak_bytes": rest.fixed_peak_bytes,
         "plain_s": costs.plain_s,
         "source": costs.source,
@@ -162,7 +162,8 @@ def _costs(config: RunConfig, request: dict[str, Any], operations: StepOperation
         run = config.run.model_copy(update={"device": kind})
         return measured(config.model_copy(update={"run": run}), operations)
     named = request["card"] if wanted in ("auto", "measured") else wanted
-    return roofline(operations, named or DEFAULT_CARD, config.train.precision)
+    made = roofline(operations, named or DEFAULT_CARD, config.train.precision)
+    return made if named else replace(made, source=f"no card is named, so: {made.source}")
 
 
 def _with_link(costs: StepCosts, request: dict[str, Any]) -> StepCosts:

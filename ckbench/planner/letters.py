@@ -14,6 +14,9 @@ SEGMENTS = (2, 3, 4)
 """Blocks of a region over several blocks."""
 
 
+MAX_WHOLE = 48
+"""Deepest stack that is tried as one region: its replay is that of the whole stack. It holds one input, which is least
+where head and loss own the peak."""
 OFFLOADED = (1, 2, 4, 8)
 """Blocks of a span whose kept tensors wait on the host."""
 
@@ -71,7 +74,9 @@ def letters(
         lengths, nested = (SEGMENTS, (*SEGMENTS, root(n_layers))) if all_lengths else (SEGMENTS[:1], SEGMENTS[-1:])
         for k in lengths:
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k)))
-        for k in nested:
+        if n_layers <= MAX_WHOLE:
+            found.append(Letter(n_blocks=n_layers, region=Region(start=0, stop=n_layers)))
+        for k in dict.fromkeys((*nested, *((n_layers,) if n_layers <= MAX_WHOLE else ()))):
             inner = tuple(Region(start=i, stop=i + 1) for i in range(k))
             found.append(Letter(n_blocks=k, region=Region(start=0, stop=k, children=inner)))
     if costs.link_bytes_per_s is not None:

@@ -3,6 +3,7 @@
 Every string from a record goes through ``label``, and none into a template.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -288,10 +289,28 @@ def times(members: Sequence[Row], looks: Looks) -> Figure | None:
     layout = _by_strategy(rows, "time of one step, ms", ROW_PX)
     everything = [sample for row in rows for sample in row.values["step_samples_s"] if sample > 0]
     if everything and max(everything) > LOG_FROM * min(everything):
-        layout["xaxis"] = {"title": {"text": "time of one step, ms (logarithmic)"}, "type": "log"}
+        ticks = _log_ticks(min(everything) * 1e3, max(everything) * 1e3)
+        layout["xaxis"] = {
+            "title": {"text": "time of one step, ms (logarithmic)"},
+            "type": "log",
+            "tickmode": "array",
+            "tickvals": ticks,
+            "ticktext": [f"{tick:g}" for tick in ticks],
+        }
     else:
         layout["xaxis"]["rangemode"] = "normal"
     return {"data": data, "layout": layout}
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Give round numbers over a range, written out: Plotly leaves the powers of ten between them to the reader.
+
+    >>> _log_ticks(7, 60)
+    [10.0, 20.0, 50.0]
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    found = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+    return [tick for tick in found if low <= tick <= high] or [low, high]
 
 
 def _bars(name: str, shade: str, width: float, told: str, values: Figure) -> Figure:

@@ -48,11 +48,17 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
     return "".join(f"<{tag}>{safe(text)}</{tag}>" for text in texts)
 
 
+FEW_KEYS = 2
+
+
 def results_table(table: Table, groups: Mapping[str, int]) -> str:
     """Write every row with every column; each cell carries what it is sorted by."""
     judged = standings(table.rows)
     heads = [("trade-off", False), *((column.head, column.is_number) for column in table.columns)]
-    order = ["strategy", *(column.key for column in table.columns if column.key != "strategy")]
+    varied = [column.key for column in table.columns if column.key.startswith(("model.", "train."))]
+    measured = [column.key for column in table.columns if column.key not in ("strategy", *varied)]
+    # One or two keys tell rows apart at a glance; of several studies there are many, and figures come first
+    order = ["strategy", *(varied + measured if len(varied) <= FEW_KEYS else measured + varied)]
     places = {column.key: i for i, column in enumerate(table.columns)}
     shown = [places[key] for key in order]
     head = "".join(

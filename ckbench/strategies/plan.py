@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckbench.errors import PlanError
+from ckbench.errors import OtherDepth
 from ckbench.plan import Plan, StackShape
 from ckbench.planfile import read_plan
 
@@ -18,10 +18,10 @@ class StoredPlan:
     file: str
 
     def plan(self, stack: StackShape) -> Plan:
-        """Read the file. Raises PlanError where it cannot be read or is for another depth."""
+        """Read the file. Raises PlanError where it cannot be read, OtherDepth where it is for another depth."""
         plan = read_plan(Path(self.file))
         if plan.n_layers != stack.n_layers:
-            raise PlanError(f"{self.file} is a plan for {plan.n_layers} blocks, the model has {stack.n_layers}")
+            raise OtherDepth(f"{self.file} is a plan for {plan.n_layers} blocks, the model has {stack.n_layers}")
         return plan
 
 

@@ -90,7 +90,7 @@ def test_invalid_is_shown_and_left_out_of_ratios(ckbench: Run, replay: Callable[
         (("run", "study.yaml", "--set", "train.batch_size=no"), "--set train.batch_size: train.batch_size must be a whole number, got false\n"),
         (("run", "study.yaml", "-s", "per-blck"), "--strategy: unknown strategy 'per-blck'; did you mean 'per-block'?\n"),
         (("run", "study.yaml", "-s", "none#x"), "--strategy: strategy 'none#x': after # comes the number of the repeat, as in none#2\n"),
-        (("run", "study.yaml", "--device", "tpu"), "--set run.device: run.device must be auto, cpu, cuda, cuda:N or replay:FILE, got \"tpu\"\n"),
+        (("run", "study.yaml", "--device", "tpu"), "--device 'tpu': auto, cpu, cuda or cuda:N\n"),
         (("run", "study.yaml", "--format", "pdf"), "unknown report 'pdf'; have: console, csv, html, json, latex, md, plots\n"),
         (("run", "study.yaml", "--rounds", "0"), "--set run.rounds: run.rounds must be at least 1, got 0\n"),
         (("run", "study.yaml", "--device", "replay:none.json"), "none.json: not a replay script\n"),

@@ -1,5 +1,7 @@
 """How tensors travel to the host and back: views, uses after each other, changes in place, and the order of copies."""
 
+import copy
+import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from ckbench.engine.copies import AtOnce, Mark
 from ckbench.engine.host_store import HostStore
 from ckbench.engine.offload import Offloader
 from ckbench.engine.trial import NoObserver, Trial, baseline_config
+from ckbench.errors import PlanError
 from ckbench.models.base import BuiltModel
 from ckbench.plan import Plan, Region
 from tests.contract.everything import FAMILY_SETTINGS, L
@@ -354,3 +357,25 @@ def test_what_a_span_moves_is_what_its_blocks_keep(tiny_run: MakeRun) -> None:
         moved[spans] = trial.count()["host_store_peak_bytes"]
     whole = Trial(tiny_run("offload", model={"n_layers": 4}), CPU).count()["host_store_peak_bytes"]
     assert moved[((0, 2),)] + moved[((2, 4),)] == moved[((0, 2), (2, 4))] == whole > 0
+
+
+def test_a_model_that_moves_after_its_plan_was_applied_is_followed() -> None:
+    model = built(2)
+    model.module.to("meta")
+    own = applied_to(model, per_block=False)
+    model.module.to_empty(device="cpu")
+    model.module(*stack_inputs()).sum().backward()
+    assert own.store.peak_bytes > 0
+
+
+def test_a_model_under_a_plan_is_not_copied_and_not_pickled() -> None:
+    """A copy's blocks would run the original's weights."""
+    model = built(2)
+    applied = AppliedPlan(model, Plan(n_layers=2, regions=(Region(start=0, stop=1),)))
+    with pytest.raises(PlanError, match="remove"):
+        copy.deepcopy(model.module)
+    with pytest.raises(PlanError, match="state_dict"):
+        pickle.dumps(model.module)
+    assert set(model.module.state_dict()) == set(built(2).module.state_dict())
+    applied.remove()
+    assert torch.equal(copy.deepcopy(model.module).blocks[0].up.weight, model.blocks[0].up.weight)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from ckbench.compare import compare, row_json
+from ckbench.doubts import doubts
 from ckbench.records import FIELDS
 from tests.sample_records import MIB, record, study
 
@@ -102,12 +103,25 @@ def test_the_newest_session_wins_unless_all_are_wanted() -> None:
     assert len(every.baselines) == 2
 
 
-def test_rounds_of_different_sessions_give_no_interval() -> None:
-    later = "2026-11-30T10:00:00.000+00:00"
-    records = [*study(), *(record("none", round_number=i, session_id="s2", started_at=later) for i in range(3))]
-    per_block = compare(records).rows[1].values
-    assert per_block["slowdown_ratio"] == pytest.approx(1.25)
-    assert per_block["slowdown_low"] is None
+LATER = "2026-11-30T10:00:00.000+00:00"
+
+
+def test_a_ratio_is_to_the_baseline_of_its_own_session() -> None:
+    """A later and slower none is a row of its own, and no row of an earlier session is divided by it."""
+    slow = [record("none", round_number=i, session_id="s2", started_at=LATER, step_s_median=9.0) for i in range(3)]
+    none, per_block, _ = compare([*study(), *slow]).rows
+    assert none.values["session_id"] == "s2" and none.values["slowdown_ratio"] == 1.0
+    assert per_block.values["slowdown_ratio"] == pytest.approx(1.25) and per_block.values["slowdown_low"] is not None
+    assert not per_block.is_across_sessions
+
+
+def test_rounds_of_different_sessions_give_no_interval_and_a_doubt() -> None:
+    alone = [record("full", round_number=i, session_id="s2", started_at=LATER) for i in range(3)]
+    comparison = compare([*study(), *alone])
+    full = next(row for row in comparison.rows if row.label == "full")
+    assert full.values["slowdown_ratio"] is not None and full.values["slowdown_low"] is None
+    assert full.is_across_sessions
+    assert any("in another session only" in str(doubt) for doubt in doubts(comparison))
 
 
 def test_depths_sort_as_numbers() -> None:

@@ -33,7 +33,7 @@ def test_a_clean_table_has_no_doubts() -> None:
         ("per-block", {"saved_bytes": 2**30}, "keeps more than none (1.00 GiB)"),
         ("per-block", {"peak_phase": "loss", "saved_bytes": 1}, "the peak belongs to the head and loss"),
         ("per-block", {"peak_phase": "optimizer"}, "the peak belongs to the optimizer"),
-        ("per-block", {"outliers": 2}, "6 steps are outliers (kept in the figures)"),
+        ("per-block", {"outliers": 2}, "6 outlying steps (kept in the figures)"),
         ("per-block", {"run": {"seed": 0, "warmup_steps": 0}}, "only 0 warm-up steps were asked for"),
         ("per-block", {"parity": "none"}, "gradients were not compared with those of none"),
         ("per-block", {"allocator_retries": 1}, "the allocator ran short and retried"),
@@ -77,7 +77,7 @@ def test_one_round_is_doubted() -> None:
     [
         ("environment__torch", "2.11.0", "rows of different PyTorch versions (2.11.0, 2.13.0)"),
         ("environment__allocator", {"a": "b"}, "rows of different allocator settings"),
-        ("environment__load_1min", 9.0, "busy during 1 trials (load up to 9.0 on 2 threads)"),
+        ("environment__load_1min", 9.0, "busy during 1 trial (load up to 9.0 on 2 threads)"),
         ("environment__other_processes", 2, "other processes were on the device"),
     ],
 )

@@ -136,3 +136,9 @@ def test_percent(ratio: float | None, signed: bool, text: str) -> None:
 )
 def test_counts(count: float | None, text: str) -> None:
     assert units.format_count(count) == text
+
+
+@pytest.mark.parametrize("text", ["99999999999999999999999999GiB", f"{2**60 + 1}B", "2000000.5TiB"])
+def test_what_is_more_than_any_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="more than any memory"):
+        units.parse_size_bytes(text)
