@@ -142,6 +142,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "feasible": True,
         "budget_bytes": planned.budget_bytes,
         "predicted_peak_bytes": planned.peak_bytes,
+        "predicted_reserved_bytes": None if planned.estimate is None else planned.estimate.peak_reserved_bytes,
         "chain_peak_bytes": planned.chain_peak_bytes,
         "predicted_slowdown_ratio": planned.slowdown_ratio,
         "floor_bytes": planned.floor_bytes,
