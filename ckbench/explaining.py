@@ -200,7 +200,7 @@ def _columns(total: int | None, n_layers: int, *, with_category: bool = False) -
         )
     columns += [
         Column(key="strategy", head="where", text=where, priority=0, is_number=False),
-        Column(key="op", head="made by", text=lambda v: str(v["op"]), priority=1, is_number=False),
+        Column(key="op", head="made by", text=lambda v: str(v["op"]), priority=3, is_number=False),
         Column(key="shape", head="shape", text=lambda v: "x".join(map(str, v["shape"])), priority=4, is_number=False),
         Column(key="dtype", head="type", text=lambda v: str(v["dtype"]), priority=5, is_number=False),
         Column(key="count", head="number", text=lambda v: str(v["count"]), priority=6),

@@ -196,7 +196,7 @@ def header(comparison: Comparison) -> list[str]:
     for section, keys in HEADER_KEYS.items():
         shared = {key: _without_varied(section, key, rows[0], comparison.varied) for key in keys}
         parts = [f"{key} {cell(value)}" for key, value in shared.items() if value is not None and value != {}]
-        lines.append(f"{section}: {', '.join(parts)}")
+        lines.append(f"{section}: {', '.join(parts) or 'differs between rows'}")
     parameters = sorted({v["n_parameters"] for v in rows if v["n_parameters"] is not None})
     if parameters:
         span = [format_count(parameters[0])] + ([format_count(parameters[-1])] if len(parameters) > 1 else [])
