@@ -192,7 +192,7 @@ def list_(shelf: Annotated[str | None, typer.Argument(help="strategies, models, 
             raise CkbenchError(f"unknown shelf {name!r}{registry.did_you_mean(name, registry.SHELVES)}")
         output.write(f"{name}\n")
         for plugin in registry.names(name):
-            output.write(f"  {registry.summary(name, plugin)}\n")
+            output.write_wrapped(f"  {registry.summary(name, plugin)}\n".replace("``", "`"))
 
 
 @app.command()
@@ -203,7 +203,7 @@ def doctor(device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda
     """
     from ckbench import doctor as examination
 
-    output.write(examination.examine(device))
+    output.write_wrapped(examination.examine(device))
 
 
 @app.command()

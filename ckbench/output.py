@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,20 @@ def _give_up(stream: Any) -> None:
     """Let what is still buffered go nowhere; Python would try it again, and complain, when it ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def write_wrapped(text: str) -> None:
+    """Write lines, on a terminal none wider than it: what follows hangs below a line's own text."""
+    room = width()
+    if room is not None:
+        text = "".join(f"{piece}\n" for line in text.splitlines() for piece in _wrapped(line, max(room, 30)))
+    write(text)
+
+
+def _wrapped(line: str, room: int) -> list[str]:
+    hang = " " * (len(line) - len(line.lstrip()) + 4)
+    pieces = textwrap.wrap(line, room, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    return pieces or [""]
 
 
 def check_format(format_: str, known: Sequence[str]) -> None:

@@ -113,7 +113,7 @@ def _figures(row: Row) -> str:
     ratio, low, high = values["slowdown_ratio"], values["slowdown_low"], values["slowdown_high"]
     if ratio is None or values["baseline"] == values["strategy"]:
         return text
-    interval = "" if low is None or high is None else f" [{low:.2f}..{high:.2f}]"
+    interval = " [no interval]" if low is None or high is None else f" [{low:.2f}..{high:.2f}]"
     change = values.get("peak_change_ratio")
     peak = "" if change is None else f"{format_percent(change)} peak and "
     return f"{text} ({peak}{ratio:.2f}{interval} times the step time of {clean(str(values['baseline']))})"
