@@ -1,7 +1,7 @@
 """How long a step waits for the link: by hand, by what must hold, and against a clock that ticks."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -53,25 +53,23 @@ def test_by_hand(moved: list[int], forward: list[float], backward: list[float], 
     assert exposed_s(moved, forward, backward, 8.0) == pytest.approx(waits)
 
 
-def test_against_a_clock() -> None:
-    draw = random.Random(11)
+def spans(seed: int) -> Iterator[tuple[list[int], list[int], list[int], int]]:
+    """Draw spans: bytes to move, seconds forward and backward by block, and a link's bytes per second."""
+    draw = random.Random(seed)
     for _ in range(300):
         n = draw.randint(1, 4)
         moved = [draw.randint(0, 60) for _ in range(n)]
         forward, backward = ([draw.randint(1, 6) for _ in range(n)] for _ in range(2))
-        link = draw.randint(1, 20)
-        assert exposed_s(moved, forward, backward, link) == pytest.approx(
-            ticked(moved, forward, backward, link), abs=6 * n * TICK_S
-        ), (moved, forward, backward, link)
+        yield moved, forward, backward, draw.randint(1, 20)
+
+
+def test_against_a_clock() -> None:
+    for span in spans(11):
+        assert exposed_s(*span) == pytest.approx(ticked(*span), abs=6 * len(span[0]) * TICK_S), span
 
 
 def test_a_faster_link_or_fewer_bytes_never_wait_longer() -> None:
-    draw = random.Random(3)
-    for _ in range(300):
-        n = draw.randint(1, 6)
-        moved = [draw.randint(0, 100) for _ in range(n)]
-        forward, backward = ([draw.uniform(0.1, 5.0) for _ in range(n)] for _ in range(2))
-        link = draw.uniform(1.0, 50.0)
+    for moved, forward, backward, link in spans(3):
         waits = exposed_s(moved, forward, backward, link)
         assert waits >= -1e-9
         assert exposed_s(moved, forward, backward, 2 * link) <= waits + 1e-9
