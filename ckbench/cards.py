@@ -67,7 +67,8 @@ def card_bytes(text: str) -> tuple[str, int]:
         try:
             return text, parse_size_bytes(text)
         except ValueError as error:
-            named = [card for card in CARDS_MIB if _plain(text) and _plain(text) in _plain(card)]
+            digits = _plain(text)  # two of them are a size without its unit, as in 16
+            named = [card for card in CARDS_MIB if len(digits) > 2 and digits in _plain(card)]
             hint = f"; or did you mean {named[0]!r}?" if named else ""
             raise ConfigError(f"{error}{hint}") from None
     raise ConfigError(f"unknown card {text!r}{did_you_mean(text, CARDS_MIB)} (or a size, as 24GiB)")

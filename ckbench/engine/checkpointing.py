@@ -37,6 +37,7 @@ HAVE_NORMS = ("ffn", "attention")
 
 
 GUARD = "_ckbench_plan_in_force"
+"""Name under which a module whose forward is replaced holds what refuses its copies."""
 
 
 class _NotCopied:

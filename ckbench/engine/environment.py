@@ -7,8 +7,9 @@ from typing import Any
 
 from ckbench import __version__, host
 from ckbench.devices.base import Device
+from ckbench.estimate.allocator import SETTINGS
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")
+ALLOCATOR_VARIABLES = (*SETTINGS, "CUBLAS_WORKSPACE_CONFIG")
 
 
 def environment(device: Device) -> dict[str, Any]:

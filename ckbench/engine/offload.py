@@ -104,6 +104,7 @@ class Offloader:
 
     def _enter(self, index: int) -> None:
         if index <= self._previous:  # the blocks start over: another micro-batch, another graph
+            self._newest = None
             self._stayed_bytes = 0
             self._seen = {key: (at, copy) for key, (at, copy) in self._seen.items() if copy is not None and copy()}
         if index in self._firsts:

@@ -23,8 +23,9 @@ N_TILES = 4
 in the middle: what they come to is made of blocks that are known to be equal."""
 
 
-SHARED_RATIO = 0.01
-"""How much of what is there before the first block regions may hold in common; it is counted for every plan."""
+SHARED_BYTES, SHARED_RATIO = 64 * 2**10, 1e-4
+"""How much regions may hold in common, in bytes or of what is there before the first block. It is counted for every
+plan, so that more would make every prediction too high."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +164,14 @@ class Profiler:
         tiles = _tiles_of(steady, tiling)
         released = 0
         over: set[int] = set()
+        limit = max(SHARED_BYTES, SHARED_RATIO * self.rest.start_bytes)
         for start, stop in tiling:
             released += tiles[start].released_bytes
             expected = self.rest.later_bytes[self.n_layers - n_layers + stop] - released
             got = _live_at(steady, f"{GRADIENT} {stop - 1}") - _after_forward(steady, stop, n_layers)
             over.add(got - expected)
-            if not 0 <= got - expected <= SHARED_RATIO * self.rest.start_bytes:
+            if not 0 <= got - expected <= limit:
                 raise NotAChain(f"gradients above block {stop} hold {got} bytes, {expected} under none")
-        limit = SHARED_RATIO * self.rest.start_bytes
         head = _head_peaks(steady, n_layers, released)
         for got, expected in zip(head, (self.rest.head_peak_bytes, self.rest.head_backward_peak_bytes), strict=True):
             over.add(got - expected)
