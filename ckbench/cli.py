@@ -1,7 +1,6 @@
 """The command line: parse, call one function, print. Torch and pydantic come in only with the commands."""
 
 import io
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -9,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 try:
     import typer
 
-    from ckbench import __version__, cli_claims, cli_compare, cli_plan, output
+    from ckbench import __version__, cli_claims, cli_compare, cli_plan, interrupts, output
     from ckbench.cli_memory import COMMANDS
     from ckbench.errors import EXIT_INTERRUPTED, CkbenchError
     from ckbench.options import (
@@ -263,28 +262,10 @@ def _measure(loaded: Any, how: dict[str, Any], *, out: Path, strict: bool, forma
         raise typer.Exit(code)
 
 
-def _end_cleanly_on_signals() -> list[int]:
-    """Treat a request to end, or a closed terminal, like Ctrl-C: finished rows and no process left behind.
-
-    Gives a list that holds what came. What is ignored stays so: under nohup a closed terminal ends nothing.
-    """
-    came: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
-    return came
-
-
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line each and an exit code."""
     output.open_closed_streams()
-    interrupts = _end_cleanly_on_signals()
+    came = interrupts.end_cleanly_on_signals()
     try:
         code = app(standalone_mode=False)
     except CkbenchError as error:
@@ -304,7 +285,7 @@ def main() -> NoReturn:
             error.show(file=told)
             output.tell("\n".join(map(clean, told.getvalue().splitlines())))
             code = error.exit_code
-        elif interrupts:  # in the middle of an import, where numpy makes an ImportError of Ctrl-C
+        elif came:  # in the middle of an import, where numpy makes an ImportError of Ctrl-C
             output.tell("interrupted")
             code = EXIT_INTERRUPTED
         else:

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ckbench import interrupts
 from ckbench.compare import SAME_ENVIRONMENT, Row, first_stage, gather, look_up, sort_key, varied_keys
 from ckbench.config import TrainConfig, digest, model_class
 from ckbench.errors import ConfigError
-from ckbench.host import interrupts_deferred
 from ckbench.registry import did_you_mean
 from ckbench.statistics import CONFIDENCE
 from ckbench.table import cell
@@ -210,7 +210,7 @@ def welch_ratio(
 
 def _t_point(degrees: float, probability: float) -> float:
     """Give a point of Student's t for any degrees of freedom, from scipy."""
-    with interrupts_deferred():
+    with interrupts.deferred():
         from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))

@@ -1,11 +1,8 @@
 """Facts of the host that bear on a trial: usable threads, load, governor, memory; and a hash of our own code."""
 
-import contextlib
 import hashlib
 import os
-import signal
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,22 +46,6 @@ def pin(n_threads: int) -> list[int] | None:
     cpus = sorted(os.sched_getaffinity(0))[:n_threads]
     os.sched_setaffinity(0, cpus)
     return cpus
-
-
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let Ctrl-C and the like wait until the block is done.
-
-    For imports of compiled packages: numpy turns an interrupt that hits its own import into an ImportError.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def oom_kills(cgroup_root: Path = CGROUP_ROOT) -> int | None:

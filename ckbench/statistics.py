@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ckbench.host import interrupts_deferred
+from ckbench import interrupts
 
 CONFIDENCE = 0.95
 MIN_DRIFT_SAMPLES = 8
@@ -119,7 +119,7 @@ def drift(samples: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(samples) < MIN_DRIFT_SAMPLES:
         return None
-    with interrupts_deferred():
+    with interrupts.deferred():
         from scipy import stats
 
     order = range(len(samples))
@@ -146,7 +146,7 @@ def t_quantile(degrees: int) -> float:
     """Give the 97.5 % point of Student's t, from scipy."""
     if degrees <= len(T_QUANTILES):
         return T_QUANTILES[degrees - 1]
-    with interrupts_deferred():
+    with interrupts.deferred():
         from scipy.special import stdtrit  # scipy.special alone loads in a tenth of scipy.stats' second
 
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))

@@ -18,7 +18,7 @@ SHELVES = frozenset(registry.SHELVES)
 
 FLOOR_OF_ROOM = {
     # ground: leaves
-    **dict.fromkeys(("__init__", "errors", "units", "registry", "host"), 0),
+    **dict.fromkeys(("__init__", "errors", "units", "registry", "host", "interrupts"), 0),
     # first: data, no torch
     **dict.fromkeys(("marked_yaml", "config", "faults", "ranges", "specs", "study", "plan", "records"), 1),
     **dict.fromkeys(("store", "compare", "doubts", "statistics", "table", "estimates", "cards", "card_speeds"), 1),

@@ -44,6 +44,17 @@ SWAP = """
 
 """
 
+LOSE = """
+    def lose(self):
+        class Lost:
+            def __del__(self):
+                import os, signal, time
+                os.kill(os.getpid(), signal.{signal})
+                time.sleep(1)
+        Lost()
+
+"""
+
 MODULES = (
     "typer.core", "pydantic", "ckbench.reports.console", "typer", "ckbench.errors", "ckbench.study", "yaml",
     "ckbench.session",
@@ -68,6 +79,18 @@ def test_where_an_import_makes_another_error_of_it(study: Path) -> None:
     done = subprocess.run(command, cwd=study, env=tool.environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 130 and done.stderr.endswith("interrupted\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_where_python_can_raise_nothing(study: Path, name: str) -> None:
+    """In a destructor, or compiled code that asks Python for something: Python prints the interrupt and would go on."""
+    losing = WHEN_IMPORTED.replace("raise KeyboardInterrupt", "self.lose()").replace(
+        "    def find_spec", LOSE.replace("{signal}", name) + "    def find_spec"
+    )
+    command = [sys.executable, "-c", losing, "ckbench.session", *RUN]
+    done = subprocess.run(command, cwd=study, env=tool.environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
 
 
 @pytest.mark.parametrize("told", tool.some(1, ("HUP", 0), ("INT", 0), ("", 130)), ids=str)
