@@ -12,9 +12,16 @@ from ckbench.engine.checkpointing import AppliedPlan
 from ckbench.engine.trial import Trial
 from ckbench.plan import Plan
 
+PHASES = ("forward", "turn", "optimizer", "end")
+"""Events with which a part of a step begins; "turn" is where backward does."""
+
 
 class Listener(Protocol):
-    """Hears of blocks by their place in the stack."""
+    """Hears of the step's parts, and of blocks by their place in the stack."""
+
+    def began(self, phase: str) -> None:
+        """One of ``PHASES`` begins."""
+        ...
 
     def entered(self, block: int, is_replay: bool, args: Any) -> None:
         """A block's forward begins."""
@@ -30,7 +37,7 @@ class Listener(Protocol):
 
 
 class Follower:
-    """Tells a listener where a trial's step is, while it is ``on``; follows the step's events as an observer.
+    """Tells a listener where a trial's step is: of blocks while it is ``on``, of phases as the step's observer.
 
     Forwards are wrapped before a plan is applied, so that recomputations are followed too.
     """
@@ -58,8 +65,9 @@ class Follower:
 
     def at(self, event: str) -> None:
         """Follow the step."""
-        if event in ("forward", "turn", "optimizer", "end"):
+        if event in PHASES:
             self.in_backward = event == "turn"
+            self.listener.began(event)
 
     def _wrap(self, block: nn.Module, places: Sequence[int]) -> None:
         self._own[block] = block.__dict__.get("forward")

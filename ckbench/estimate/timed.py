@@ -1,30 +1,37 @@
 """Time the pieces of a step on its device: blocks, operations inside them, and what a region costs beside its replay.
 
 Three measurements: steps under ``none``, stamped where blocks begin and end; steps in which every operation of a block
-is timed by itself, for its share of the block; and steps with every block recomputed, without and with kept results,
-whose time beyond the predicted is what regions cost by themselves. Of all repeats the shortest counts: whatever else a
-machine does only ever adds, and an operation of a millisecond is either disturbed or it is not.
+is timed by itself, for its share of the block; and steps with every block recomputed, for every set of results that a
+planner may keep. What blocks take in them beyond ``none`` and beyond the predicted, backward included, is what regions
+cost by themselves. Of all repeats the shortest counts: whatever else a machine does only ever adds, and an operation of
+a millisecond is either disturbed or it is not.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ckbench.config import RunConfig
+from ckbench.config import ModelConfig, RunConfig
 from ckbench.engine.selective import UNASKED
 from ckbench.engine.trial import NoObserver, Trial
 from ckbench.engine.worker import open_device
 from ckbench.errors import CkbenchError
-from ckbench.estimate.follow import Both, Follower
+from ckbench.estimate.follow import Follower
 from ckbench.estimate.traced import least_depth
 from ckbench.plan import Plan, Region
 from ckbench.planner.costs import BlockCosts, StepCosts, rerun_s
 from ckbench.planner.operations import BlockOperations, StepOperations, selective_sets
 
 WARMUP_STEPS = 3
+N_REPEATS = 6
+N_TURNS = 3
+"""Times that every plan comes up; its repeats are shared among them."""
+CACHE_BYTES = 64 * 2**20
+"""What a processor's or a card's cache holds, about: few hold more."""
 AHEAD_CYCLES = 50_000_000
 """Cycles that a CUDA device waits before a block, so that its queue is filled and no operation waits for the host."""
 
@@ -97,10 +104,9 @@ class _Pieces:
         """A block's backward begins, or another's ends."""
         self._note("rest" if block is None else f"backward {block}")
 
-    def at(self, event: str) -> None:
-        """Follow the step."""
-        if event in ("forward", "turn", "optimizer", "end"):
-            self._note({"optimizer": "optimizer", "end": "end"}.get(event, "rest"))
+    def began(self, phase: str) -> None:
+        """Stamp the optimizer and the end; what begins otherwise is no block's yet."""
+        self._note({"optimizer": "optimizer", "end": "end"}.get(phase, "rest"))
 
     def seconds(self) -> dict[str, float]:
         """Add up, by piece."""
@@ -144,8 +150,11 @@ class _OperationClock(TorchDispatchMode):
     def turned(self, block: int | None) -> None:
         """Backward is not looked at."""
 
+    def began(self, phase: str) -> None:
+        """Phases are not looked at."""
 
-def measured(config: RunConfig, operations: StepOperations, n_repeats: int = 7) -> StepCosts:
+
+def measured(config: RunConfig, operations: StepOperations, n_repeats: int = N_REPEATS) -> StepCosts:
     """Measure on the device that the trial names. Runs steps in this process, so call it in one of its own.
 
     Raises DeviceUnavailable, and CkbenchError where the device is scripted or runs other operations than were traced.
@@ -157,41 +166,44 @@ def measured(config: RunConfig, operations: StepOperations, n_repeats: int = 7) 
 
 
 def time_step(
-    config: RunConfig, operations: StepOperations, device: torch.device, label: str, n_repeats: int = 7
+    config: RunConfig, operations: StepOperations, device: torch.device, label: str, n_repeats: int = N_REPEATS
 ) -> StepCosts:
     """Measure the pieces of a trial's step on a device; ``operations`` is its trace, ``label`` names the device.
 
-    The least depth that shows every kind of block is run, and the stack's seconds follow from its. Raises CkbenchError
+    A stack that shows every kind of block is run, and the whole stack's seconds follow from its. Raises CkbenchError
     where a block runs other operations on the device than in the trace.
     """
-    asked, places = least_depth(config)
+    asked, stands_for = _stack_to_time(config, operations)
     trial = Trial(asked, device)
-    places = places or list(range(len(trial.model.blocks)))
     stamps: Stamps = CudaStamps(device) if device.type == "cuda" else CpuStamps()
-    traced = {place: operations.blocks[i] for i, place in enumerate(places)}
+    traced = {place: operations.blocks[i] for place, i in enumerate(stands_for or range(len(trial.model.blocks)))}
     for _ in range(WARMUP_STEPS):
         trial.step(NoObserver())
-    pieces = _pieces_of(trial, Plan(n_layers=len(trial.model.blocks)), stamps, n_repeats)
-    shares = _operation_seconds(trial, stamps, traced, n_repeats)
-    kinds: dict[int, list[int]] = {}
-    for place, block in traced.items():
-        kinds.setdefault(id(block), []).append(place)
-    blocks: dict[int, BlockCosts] = {}
-    for alike in kinds.values():
-        forward_s = min(pieces[f"forward {place}"] for place in alike)
-        op_s = [min(values) for values in zip(*(shares[place] for place in alike), strict=True)]
-        made = BlockCosts(
-            forward_s=forward_s,
-            backward_s=min(pieces.get(f"backward {place}", 0.0) for place in alike),
-            op_s=tuple(seconds * forward_s / sum(op_s) for seconds in op_s),
-        )
-        blocks |= dict.fromkeys(alike, made)
-    region_s, selective_s = _overheads(trial, stamps, traced, blocks, n_repeats)
+    kinds = _alike(traced)
+    op_s = _operation_seconds(trial, stamps, traced, n_repeats)
+    sets = _sets([(traced[alike[0]], _mean(op_s[place] for place in alike)) for alike in kinds])
+    plans = [Plan(n_layers=len(traced)), *(_recomputing(kinds, kept) for kept in sets)]
+    plain, *recomputed = _pieces_of_each(trial, plans, stamps, n_repeats)
+    blocks = {}
+    for alike in kinds:
+        forward_s, backward_s = (_each_s(plain, piece, alike) for piece in ("forward", "backward"))
+        shares = _mean(op_s[place] for place in alike)
+        scaled = tuple(seconds * forward_s / sum(shares) for seconds in shares)
+        blocks[alike[0]] = BlockCosts(forward_s=forward_s, backward_s=backward_s, op_s=scaled)
+    beyond = [
+        [
+            _whole_s(pieces, alike) - _whole_s(plain, alike) - rerun_s(blocks[alike[0]], traced[alike[0]], saved)
+            for alike, saved in zip(kinds, kept, strict=True)
+        ]
+        for pieces, kept in zip(recomputed, sets, strict=True)
+    ]
+    region_s, *others = map(mean, beyond)
+    selective_s = max(0.0, mean(others) - region_s) if others else 0.0
     n = config.train.grad_accumulation
-    grown = {id(b): _times(b, n, region_s, selective_s) for b in blocks.values()}
+    costs = {id(traced[place]): _times(block, n, region_s, selective_s) for place, block in blocks.items()}
     return StepCosts(
-        blocks=tuple(grown[id(blocks[place])] for place in places),
-        rest_s=n * pieces.get("rest", 0.0) + operations.update_share * pieces.get("optimizer", 0.0),
+        blocks=tuple(costs[id(block)] for block in operations.blocks),
+        rest_s=n * plain.get("rest", 0.0) + operations.update_share * plain.get("optimizer", 0.0),
         source=f"measured on {label}, best of {n_repeats}",
     )
 
@@ -206,17 +218,76 @@ def _times(costs: BlockCosts, n: int, region_s: float, selective_s: float) -> Bl
     )
 
 
+def _stack_to_time(config: RunConfig, operations: StepOperations) -> tuple[RunConfig, list[int]]:
+    """Give a stack with every kind of block, and for each of its blocks one of the real stack that is like it.
+
+    Kinds are repeated, as far as the real stack goes, until what they keep no longer fits a cache: in one that does,
+    backward finds everything at hand, as it never does in a deep stack. Models of others come as they are, and no
+    places are given.
+    """
+    asked, places = least_depth(config)
+    if not places or not isinstance(asked.model, ModelConfig):
+        return asked, []
+    kinds = [places.index(place) for place in sorted(set(places) - {0})]
+    n_bytes = sum(operations.blocks[i].plain_bytes for i in kinds)
+    n_times = min(-(-CACHE_BYTES // max(1, n_bytes)), (len(places) - 1) // len(kinds)) if kinds else 1
+    d_ff = asked.model.d_ff
+    repeated = (d_ff[0], *d_ff[1:] * n_times) if isinstance(d_ff, tuple) else d_ff
+    model = asked.model.model_copy(update={"n_layers": 1 + len(kinds) * n_times, "d_ff": repeated})
+    return asked.model_copy(update={"model": model}), [0, *kinds * n_times]
+
+
+def _sets(kinds: Sequence[tuple[BlockOperations, Sequence[float]]]) -> list[list[tuple[str, ...]]]:
+    """List what regions may keep, a set for each kind of block at a time: nothing, then every trade-off point."""
+    of_kinds = [[chosen.save_ops for chosen in selective_sets(block, op_s) if chosen.save_ops] for block, op_s in kinds]
+    n_sets = max(map(len, of_kinds)) if all(of_kinds) else 0
+    return [[()] * len(kinds), *([sets[min(i, len(sets) - 1)] for sets in of_kinds] for i in range(n_sets))]
+
+
+def _recomputing(kinds: Sequence[list[int]], kept: Sequence[tuple[str, ...]]) -> Plan:
+    """Recompute every block by itself, but for the results that its kind keeps."""
+    save_ops = {place: saved for alike, saved in zip(kinds, kept, strict=True) for place in alike}
+    regions = (Region(start=place, stop=place + 1, save_ops=save_ops[place]) for place in sorted(save_ops))
+    return Plan(n_layers=len(save_ops), regions=tuple(regions))
+
+
+def _each_s(pieces: dict[str, float], piece: str, alike: Sequence[int]) -> float:
+    """Give what a piece takes in one of some equal blocks: the mean, for their places in the stack differ."""
+    return sum(pieces.get(f"{piece} {place}", 0.0) for place in alike) / len(alike)
+
+
+def _whole_s(pieces: dict[str, float], alike: Sequence[int]) -> float:
+    """Give what one of some equal blocks takes in a step. Backward belongs to it: it unpacks what a region holds."""
+    return sum(_each_s(pieces, piece, alike) for piece in ("forward", "replay", "backward"))
+
+
+def _mean(rows: Iterable[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
+
+
+def _pieces_of_each(trial: Trial, plans: Sequence[Plan], stamps: Stamps, n_repeats: int) -> list[dict[str, float]]:
+    """Give a step's seconds by piece under each plan, the plans in turn, so that a slow stretch spoils none of them."""
+    found: list[dict[str, float]] = [{} for _ in plans]
+    n_turns = min(N_TURNS, n_repeats)
+    for turn in range(n_turns):
+        for shortest, plan in zip(found, plans, strict=True):
+            n_now = (n_repeats - turn - 1) // n_turns + 1
+            for what, seconds in _pieces_of(trial, plan, stamps, n_now).items():
+                shortest[what] = min(seconds, shortest.get(what, seconds))
+    return found
+
+
 def _pieces_of(trial: Trial, plan: Plan, stamps: Stamps, n_repeats: int) -> dict[str, float]:
     """Give a step's seconds by piece, each the shortest."""
     found = []
     pieces = _Pieces(stamps)
     follower = Follower(trial, plan, pieces)
     follower.on = True
-    trial.step(Both(pieces, follower))  # the first under a plan is slower
+    trial.step(follower)  # the first under a plan is slower
     for _ in range(n_repeats):
         stamps.wait()
         pieces.noted.clear()
-        trial.step(Both(pieces, follower))
+        trial.step(follower)
         stamps.wait()
         found.append(pieces.seconds())
     follower.remove()
@@ -250,38 +321,9 @@ def _compare(ran: Sequence[str], traced: Sequence[str], place: int) -> None:
     raise CkbenchError(f"block {place} ran {here} as operation {at + 1} on the device, where its trace has {there}")
 
 
-def _overheads(
-    trial: Trial, stamps: Stamps, traced: dict[int, BlockOperations], blocks: dict[int, BlockCosts], n_repeats: int
-) -> tuple[float, float]:
-    """Give what a region takes beside its replay, and what it takes besides where it keeps results, per block.
-
-    That is a block's forward inside a region and its replay, less what its operations take by themselves.
-    """
-
-    def beyond(kept: dict[int, tuple[str, ...]]) -> float:
-        regions = tuple(Region(start=i, stop=i + 1, save_ops=save_ops) for i, save_ops in sorted(kept.items()))
-        pieces = _pieces_of(trial, Plan(n_layers=len(kept), regions=regions), stamps, n_repeats)
-        extra_s = []
-        for alike in _alike(traced):
-            # The shortest of all equal blocks on both sides, else noise would count as overhead.
-            took_s = sum(min(pieces.get(f"{piece} {i}", 0.0) for i in alike) for piece in ("forward", "replay"))
-            i = alike[0]
-            extra_s.append(took_s - blocks[i].forward_s - rerun_s(blocks[i], traced[i], kept[i]))
-        return max(0.0, sum(extra_s) / len(extra_s))
-
-    region_s = beyond(dict.fromkeys(traced, ()))
-    kept = {place: _middle_set(block, blocks[place]) for place, block in traced.items()}
-    return region_s, max(0.0, beyond(kept) - region_s) if all(kept.values()) else 0.0
-
-
 def _alike(traced: dict[int, BlockOperations]) -> list[list[int]]:
     """Group places by the trace that their blocks share."""
     groups: dict[int, list[int]] = {}
     for place, operations in traced.items():
         groups.setdefault(id(operations), []).append(place)
     return list(groups.values())
-
-
-def _middle_set(operations: BlockOperations, costs: BlockCosts) -> tuple[str, ...]:
-    sets = [chosen.save_ops for chosen in selective_sets(operations, costs.op_s) if chosen.save_ops]
-    return sets[len(sets) // 2] if sets else ()

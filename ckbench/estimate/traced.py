@@ -134,12 +134,11 @@ class _Tracer(TorchDispatchMode):
         """Note what follows under this block's backward."""
         self.block = block
 
-    def at(self, event: str) -> None:
-        """Follow the step."""
-        if event in ("forward", "turn", "optimizer", "end"):
-            self.phase, self.block = event, None
-            self._made_by.clear()
-            self._held.clear()
+    def began(self, phase: str) -> None:
+        """Note what follows under this phase."""
+        self.phase, self.block = phase, None
+        self._made_by.clear()
+        self._held.clear()
 
 
 def trace_step(config: RunConfig, kind: str) -> StepOperations:
@@ -227,7 +226,7 @@ def _traced(
                 return
             follower.on = True
             with tracer:
-                step(Both(Both(tracer, follower), observer))
+                step(Both(follower, observer))
 
         trial.step = traced_step  # type: ignore[method-assign]
 

@@ -35,7 +35,8 @@ class BlockCosts:
     op_s: tuple[float, ...]
     """By operation of its ``BlockOperations``; they add up to ``forward_s``."""
     region_s: float = 0.0
-    """What a region around the block takes beside what it runs again; 0 where it is not measured."""
+    """What a region around the block takes beside what it runs again; 0 where it is not measured, and less where
+    backward is the faster for what was just made again."""
     selective_s: float = 0.0
     """What it takes besides where it keeps results."""
 
@@ -65,7 +66,7 @@ def rerun_s(costs: BlockCosts, operations: BlockOperations, save_ops: Sequence[s
     With early stop off it is ``tail_s`` more.
     """
     again_s = sum(costs.op_s[i] for i in rerun(operations, save_ops))
-    return again_s + costs.region_s + (costs.selective_s if save_ops else 0.0)
+    return max(0.0, again_s + costs.region_s + (costs.selective_s if save_ops else 0.0))
 
 
 def tail_s(costs: BlockCosts, operations: BlockOperations) -> float:

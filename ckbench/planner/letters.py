@@ -8,8 +8,6 @@ from ckbench.plan import Region
 from ckbench.planner.costs import StepCosts, rerun_s, tail_s
 from ckbench.planner.operations import StepOperations, selective_sets
 
-SELECTIVE_POINTS = 6
-"""Choices of kept operations per kind of block."""
 SEGMENTS = (2, 3, 4)
 """Blocks of a region over several blocks."""
 
@@ -67,7 +65,7 @@ def letters(
     """
     found = [PLAIN, FULL]
     for kind in {id(block): i for i, block in enumerate(operations.blocks)}.values():
-        for chosen in selective_sets(operations.blocks[kind], costs.blocks[kind].op_s, SELECTIVE_POINTS):
+        for chosen in selective_sets(operations.blocks[kind], costs.blocks[kind].op_s):
             if chosen.save_ops:
                 found.append(Letter(n_blocks=1, region=Region(start=0, stop=1, save_ops=chosen.save_ops)))
     if spans:

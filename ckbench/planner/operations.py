@@ -13,6 +13,9 @@ from itertools import pairwise
 from ckbench.config import RunConfig
 from ckbench.plan import split_save_op
 
+SELECTIVE_POINTS = 6
+"""Choices of kept operations per kind of block."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
@@ -159,7 +162,7 @@ def hull(operations: BlockOperations, op_s: Sequence[float]) -> list[SelectiveSe
     return corners
 
 
-def selective_sets(operations: BlockOperations, op_s: Sequence[float], n: int = 6) -> list[SelectiveSet]:
+def selective_sets(operations: BlockOperations, op_s: Sequence[float], n: int = SELECTIVE_POINTS) -> list[SelectiveSet]:
     """Choose at most ``n`` sets between recomputing a block and keeping all of it, by rising bytes.
 
     ``op_s`` costs every operation, in seconds or any other unit of work. The sets are corners of the hull that keeping

@@ -16,11 +16,12 @@ from ckbench.cards import CARDS_MIB
 from ckbench.config import RunConfig
 from ckbench.engine.trial import Trial
 from ckbench.errors import CkbenchError, ConfigError
-from ckbench.estimate.follow import Both, Follower
-from ckbench.estimate.timed import CpuStamps, _OperationClock, _Pieces, measured, time_step
+from ckbench.estimate import timed as timed_module
+from ckbench.estimate.follow import Follower
+from ckbench.estimate.timed import CpuStamps, _OperationClock, _Pieces, _stack_to_time, measured, time_step
 from ckbench.plan import Plan, Region
 from ckbench.planner.costs import StepCosts, recorded, rerun_s, roofline, tail_s, work_s
-from ckbench.planner.operations import StepOperations, Work, step_operations
+from ckbench.planner.operations import SelectiveSet, StepOperations, Work, step_operations
 from ckbench.records import Record
 
 MakeRun = Callable[..., RunConfig]
@@ -111,7 +112,7 @@ def test_pieces_are_noted_in_the_order_they_run(tiny_run: MakeRun) -> None:
     pieces.stamps.stamp = lambda: next(ticks)  # type: ignore[method-assign]
     follower = Follower(trial, Plan(n_layers=2), pieces)
     follower.on = True
-    trial.step(Both(pieces, follower))
+    trial.step(follower)
     assert [what for what, _ in pieces.noted] == [
         "rest", "forward 0", "rest", "forward 1", "rest", "rest", "backward 1", "backward 0", "rest", "optimizer", "end",
     ]  # fmt: skip
@@ -124,7 +125,7 @@ def test_pieces_are_noted_in_the_order_they_run(tiny_run: MakeRun) -> None:
     pieces.noted.clear()
     follower = Follower(trial, Plan(n_layers=2, regions=(Region(start=0, stop=1), Region(start=1, stop=2))), pieces)
     follower.on = True
-    trial.step(Both(pieces, follower))
+    trial.step(follower)
     assert [what for what, _ in pieces.noted[6:]] == [
         "backward 1", "replay 1", "backward 1", "backward 0", "replay 0", "backward 0", "rest", "optimizer", "end",
     ]  # fmt: skip
@@ -160,8 +161,53 @@ def test_measured_costs_fit_the_trace(tiny_run: MakeRun) -> None:
     for block, operations in zip(costs.blocks, step.blocks, strict=True):
         assert len(block.op_s) == len(operations.operations) and min(block.op_s) > 0
         assert sum(block.op_s) == pytest.approx(block.forward_s)
-        assert block.backward_s > 0 and block.region_s >= 0 and block.selective_s >= 0
+        assert block.backward_s > 0 and block.selective_s >= 0
     assert costs.rest_s > 0
+
+
+KEEPING = [
+    SelectiveSet(save_ops=save_ops, kept_bytes=0, avoided_s=0)
+    for save_ops in (("aten.addmm@1",), ("aten.addmm@1", "aten.gelu"))
+]
+
+
+@pytest.mark.parametrize("d_ff", [None, (64, 256, 64, 256)])
+def test_what_regions_take_holds_their_backward(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, d_ff: tuple[int, ...] | None
+) -> None:
+    """By a clock that ticks once a stamp: a replay takes one, and cuts its block's backward into two of one each."""
+    ticks = itertools.count()
+    monkeypatch.setattr(CpuStamps, "stamp", lambda _: next(ticks))
+    monkeypatch.setattr(timed_module, "selective_sets", lambda _operations, _op_s: KEEPING)
+    config = tiny_run("none", model={"d_ff": d_ff} if d_ff else {}, train={"grad_accumulation": 2})
+    step = step_operations(config, "cpu")
+    costs = time_step(config, step, CPU, "ticks", n_repeats=2)
+    blocks = list(zip(costs.blocks, step.blocks, strict=True))
+    assert {(block.forward_s, block.backward_s) for block, _ in blocks} == {(2, 2)}, "micro-batches count"
+    assert [rerun_s(block, operations) for block, operations in blocks] == pytest.approx([4] * L)
+    # Both sets take as long here, so what they spare has to come back as what regions that keep results cost.
+    for block, operations in blocks:
+        took = [rerun_s(block, operations, saved.save_ops) for saved in KEEPING]
+        assert sum(took) / len(took) == pytest.approx(4) and took[0] > took[1]
+
+
+def test_the_stack_that_is_timed_is_no_cacheful(tiny_run: MakeRun) -> None:
+    def timed(**model: Any) -> tuple[Any, list[int]]:
+        config = tiny_run("none", model={"n_layers": 9, **model})
+        asked, stands_for = _stack_to_time(config, step_operations(config, "cpu"))
+        assert len(stands_for) == asked.model.n_layers
+        return asked.model.d_ff, stands_for
+
+    unequal = (32, *(64, 128) * 4)
+    assert timed() == (None, [0, *[1] * 8]), "no more than there are"
+    assert timed(d_ff=unequal) == (unequal, [0, *(1, 2) * 4])
+    block_bytes = step_operations(tiny_run("none"), "cpu").blocks[1].plain_bytes
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timed_module, "CACHE_BYTES", 3 * block_bytes - 1)
+        assert timed() == (None, [0, 1, 1, 1])
+        patched.setattr(timed_module, "CACHE_BYTES", 1)
+        assert timed() == (None, [0, 1])
+        assert timed(d_ff=unequal) == ((32, 64, 128), [0, 1, 2])
 
 
 def test_a_block_that_runs_something_else_is_refused(tiny_run: MakeRun, tmp_path: Path) -> None:
