@@ -53,7 +53,7 @@ N_BUDGETS, N_ROUNDS, N_STEPS = 10, 10, 2
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 RECHECK_ABOVE = 0.98
 """Ours over the best rival, by the rounds; above it the pair is timed again."""
-RECHECK_PAIRS = 16
+RECHECK_PAIRS = 40
 CHUNK = 4
 """Trials between two visits to the one that ratios are taken to."""
 WIDTHS = (256, 1024, 512, 128)
