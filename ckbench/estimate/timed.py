@@ -191,14 +191,13 @@ def time_step(
         scaled = tuple(seconds * forward_s / sum(shares) for seconds in shares)
         blocks[alike[0]] = BlockCosts(forward_s=forward_s, backward_s=backward_s, op_s=scaled)
     beyond = [
-        [
-            _whole_s(pieces, alike) - _whole_s(plain, alike) - rerun_s(blocks[alike[0]], traced[alike[0]], saved)
-            for alike, saved in zip(kinds, kept, strict=True)
-        ]
+        (saved, _whole_s(pieces, alike) - _whole_s(plain, alike) - rerun_s(blocks[alike[0]], traced[alike[0]], saved))
         for pieces, kept in zip(recomputed, sets, strict=True)
+        for alike, saved in zip(kinds, kept, strict=True)
     ]
-    region_s, *others = map(mean, beyond)
-    selective_s = max(0.0, mean(others) - region_s) if others else 0.0
+    region_s = mean(seconds for saved, seconds in beyond if not saved)
+    selective = [seconds - region_s for saved, seconds in beyond if saved]
+    selective_s = max(0.0, mean(selective)) if selective else 0.0
     n = config.train.grad_accumulation
     costs = {id(traced[place]): _times(block, n, region_s, selective_s) for place, block in blocks.items()}
     return StepCosts(
@@ -240,8 +239,11 @@ def _stack_to_time(config: RunConfig, operations: StepOperations) -> tuple[RunCo
 def _sets(kinds: Sequence[tuple[BlockOperations, Sequence[float]]]) -> list[list[tuple[str, ...]]]:
     """List what regions may keep, a set for each kind of block at a time: nothing, then every trade-off point."""
     of_kinds = [[chosen.save_ops for chosen in selective_sets(block, op_s) if chosen.save_ops] for block, op_s in kinds]
-    n_sets = max(map(len, of_kinds)) if all(of_kinds) else 0
-    return [[()] * len(kinds), *([sets[min(i, len(sets) - 1)] for sets in of_kinds] for i in range(n_sets))]
+    n_sets = max(map(len, of_kinds))
+    return [
+        [()] * len(kinds),
+        *([sets[min(i, len(sets) - 1)] if sets else () for sets in of_kinds] for i in range(n_sets)),
+    ]
 
 
 def _recomputing(kinds: Sequence[list[int]], kept: Sequence[tuple[str, ...]]) -> Plan:
