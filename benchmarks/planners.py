@@ -2,7 +2,7 @@
 
     python benchmarks/planners.py --quick                      three small models, three budgets, under two minutes
     python benchmarks/planners.py --out FOLDER --plot FOLDER   the real run: JSON and Markdown, and one SVG per model;
-                                                               a quarter of an hour on a quiet machine
+                                                               twenty minutes on a quiet machine
 
 Three models on the processor, in fp32, one thread: a GPT-2, a Llama with grouped queries, and a vision transformer
 whose blocks differ in width. Budgets lie evenly between the least peak of any plan and the peak of keeping everything.

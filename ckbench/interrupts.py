@@ -1,4 +1,4 @@
-"""Ctrl-C and other requests to end: one exception for all, never in the middle of certain imports, never lost."""
+"""Ctrl-C and other requests to end: one exception for all, put off during some imports, sent again where Python drops it."""
 
 import _thread
 import contextlib

@@ -191,7 +191,7 @@ def test_what_regions_take_holds_their_backward(
         assert sum(took) / len(took) == pytest.approx(4) and took[0] > took[1]
 
 
-def test_the_stack_that_is_timed_is_no_cacheful(tiny_run: MakeRun) -> None:
+def test_the_stack_that_is_timed_fills_a_cache(tiny_run: MakeRun) -> None:
     def timed(**model: Any) -> tuple[Any, list[int]]:
         config = tiny_run("none", model={"n_layers": 9, **model})
         asked, stands_for = _stack_to_time(config, step_operations(config, "cpu"))
