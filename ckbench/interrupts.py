@@ -1,4 +1,4 @@
-"""Ctrl-C and other requests to end: one exception for all, put off during some imports, sent again where Python drops it."""
+"""Ctrl-C and other requests to end: one exception for all, put off in some imports, sent again if Python drops it."""
 
 import _thread
 import contextlib
