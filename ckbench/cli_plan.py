@@ -117,8 +117,10 @@ def _planned(
     import json
 
     from ckbench import planfile, planning_text
+    from ckbench.cards import read_budget
 
     kind = _kind(device)
+    read_budget(budget, 1)  # refused before anything is said of probing; a share is of what that finds
     config = _first_config(file, kind, set_)
     planner = _planner(kind, costs, budget)
     if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):

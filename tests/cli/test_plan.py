@@ -287,6 +287,7 @@ def test_what_cannot_be_planned_is_said_at_once(
     outcome = ckbench("plan", "study.yaml", *arguments)
     assert outcome.code == 2
     assert told in " ".join(outcome.err.split()), outcome.err
+    assert "probing" not in outcome.err
 
 
 @pytest.mark.parametrize(
